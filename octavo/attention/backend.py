@@ -1,0 +1,136 @@
+"""The attention contract: how the bytes of a step are written and read.
+
+A model's attention module calls `AttentionLayer.forward`. That **writes** the K and V of all the step's tokens through
+the slot mapping, then lets each query **read** the pages of its request's block table. All of a layer's writes come
+before its reads, so a request may read what another request of the same step writes (a prefix both share).
+
+    query  [num_tokens, num_heads, head_size]
+    key    [num_tokens, num_kv_heads, head_size]
+    value  [num_tokens, num_kv_heads, head_size_v]
+    out    [num_tokens, num_heads, head_size_v]
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+
+import torch
+
+from octavo.kv.specs import AttentionSpec
+
+
+@dataclass(frozen=True, slots=True)
+class KVCacheView:
+    """One layer's view of its tensor: no copy, strides by `kv/layout.py`.
+
+    key:   [num_blocks, block_size, num_kv_heads, head_size]
+    value: [num_blocks, block_size, num_kv_heads, head_size_v]
+    The last dimension is contiguous; K and V of one token and head lie side by side.
+    """
+
+    key: torch.Tensor
+    value: torch.Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionMetadata:
+    """One step as one group sees it. R requests, T tokens; request i's tokens are query_start[i] : query_start[i + 1]."""
+
+    query_start: torch.Tensor
+    """int32 [R + 1]."""
+    seq_lens: torch.Tensor
+    """int32 [R]: tokens in the cache once this step has written. Request i's queries are its last positions."""
+    block_table: torch.Tensor
+    """int32 [R, width]: block of positions [j * block_size, (j + 1) * block_size) at column j; 0 where nothing is kept."""
+    slot_mapping: torch.Tensor
+    """int64 [T]: slot each token is written to; -1 writes nothing."""
+    num_requests: int
+    num_tokens: int
+    max_query_len: int
+    max_seq_len: int
+
+
+class AttentionGroup:
+    """The layers of one KV cache group as a rank runs them.
+
+    Owns: the metadata of the step under way. Never: cache memory.
+    """
+
+    def __init__(self, index: int, block_size: int) -> None:
+        self.index = index
+        self.block_size = block_size
+        self.metadata: AttentionMetadata | None = None
+        """Set by the model runner before each forward."""
+
+
+class AttentionLayer:
+    """One attention module's connection to the cache.
+
+    Owns: its numbers (heads, scale, window, soft cap, sinks) and, once bound, its cache view.
+    Never: allocates; `worker/kv_memory.py` binds `kv_cache` and `group`.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        *,
+        spec: AttentionSpec,
+        num_heads: int,
+        scale: float,
+        backend: AttentionBackend,
+        window: int | None = None,
+        chunk: int | None = None,
+        soft_cap: float | None = None,
+        sinks: torch.Tensor | None = None,
+        kv_sharing_target: str | None = None,
+    ) -> None:
+        self.name = name
+        self.spec = spec
+        self.num_heads = num_heads
+        self.scale = scale
+        self.backend = backend
+        self.window = window
+        """A query at position p reads positions p - window + 1 ... p; None reads all."""
+        self.chunk = chunk
+        """A query at position p reads from p // chunk * chunk on; None reads all."""
+        self.soft_cap = soft_cap
+        """Scores become soft_cap * tanh(score / soft_cap)."""
+        self.sinks = sinks
+        """float [num_heads]: a logit per head that takes part in the softmax and has no value."""
+        self.kv_sharing_target = kv_sharing_target
+        """Name of the layer whose K and V this layer reads; it then writes nothing of its own."""
+        self.kv_cache: KVCacheView | None = None
+        self.group: AttentionGroup | None = None
+        self.num_calls = 0
+        """Forwards so far: lets a test prove that each cached layer went through the cache."""
+
+    def forward(self, query: torch.Tensor, key: torch.Tensor | None, value: torch.Tensor | None) -> torch.Tensor:
+        """Write the step's `key` and `value` (None for a sharing layer), then attend. Shapes: see the module's top."""
+        if self.group is None or self.group.metadata is None or self.kv_cache is None:
+            raise RuntimeError(f"attention layer {self.name} was called before it was bound to the KV cache")
+        self.num_calls += 1
+        metadata = self.group.metadata
+        if key is not None and value is not None:
+            self.backend.write(self.kv_cache, key, value, metadata)
+        return self.backend.attend(self, self.kv_cache, query, metadata)
+
+
+class AttentionBackend(ABC):
+    """Writes K and V by slot, reads them by block table. Stateless between calls; one object serves all layers."""
+
+    name: str
+
+    @abstractmethod
+    def write(self, cache: KVCacheView, key: torch.Tensor, value: torch.Tensor, metadata: AttentionMetadata) -> None:
+        """Store token t's K and V at `slot_mapping[t]`, converted to the cache's dtype; skip slot -1."""
+
+    @abstractmethod
+    def attend(
+        self, layer: AttentionLayer, cache: KVCacheView, query: torch.Tensor, metadata: AttentionMetadata
+    ) -> torch.Tensor:
+        """[num_tokens, num_heads, head_size_v] in the query's dtype.
+
+        Query j of request i stands at position `seq_lens[i] - num_queries_i + j`, reads positions up to its own within
+        the layer's window or chunk, and never touches a block whose positions all lie outside (its id may be 0).
+        """

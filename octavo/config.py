@@ -1,0 +1,284 @@
+"""What the user asks for (`EngineConfig`) and what a model's files say (`ModelConfig`).
+
+`EngineConfig` has four parts; each is handed only to the code that uses it:
+
+    EngineConfig
+    ├── model: ModelSource         which model, from where, in which dtype
+    ├── cache: CacheConfig         block size, budget, prefix caching
+    ├── scheduler: SchedulerConfig token budget, number of sequences, policy
+    └── parallel: ParallelConfig   ranks
+
+All structs are frozen: resolved once at start-up, never written to afterwards.
+The process environment is read here and nowhere else.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+
+from octavo.errors import ConfigError
+
+DTYPE_BYTES: dict[str, int] = {
+    "float32": 4,
+    "bfloat16": 2,
+    "float16": 2,
+    "int8": 1,
+    "uint8": 1,
+    "float8_e4m3fn": 1,
+    "float8_e5m2": 1,
+}
+"""Bytes of one element, by the dtype names that plans use."""
+
+COMPUTE_DTYPES = ("auto", "bfloat16", "float16", "float32")
+"""What `--dtype` accepts."""
+
+_SIZE_UNITS = {
+    "": 1,
+    "B": 1,
+    "KB": 1000,
+    "MB": 1000**2,
+    "GB": 1000**3,
+    "TB": 1000**4,
+    "KIB": 1024,
+    "MIB": 1024**2,
+    "GIB": 1024**3,
+    "TIB": 1024**4,
+}
+
+
+def parse_bytes(text: str | int) -> int:
+    """Bytes meant by `text`: `"1GiB"` is 2**30, `"1GB"` is 10**9, `"123"` and `123` are 123.
+
+    Raises `ConfigError` for a negative number, an unknown unit or no number.
+    """
+    if isinstance(text, int):
+        value, unit = float(text), ""
+    else:
+        stripped = text.strip()
+        digits = stripped.rstrip("BbKkMmGgTtIi").strip()
+        unit = stripped[len(digits) :].strip().upper()
+        try:
+            value = float(digits.replace("_", ""))
+        except ValueError:
+            value = -1.0
+    if not 0 <= value < 2**63 or unit not in _SIZE_UNITS:
+        raise ConfigError(
+            f"{text!r} is not a size in bytes.",
+            remedy="Write a number with a unit, such as 1GiB (2**30 bytes), 512MiB or 2GB (10**9 bytes).",
+        )
+    if isinstance(text, int):
+        return text
+    return int(value * _SIZE_UNITS[unit])
+
+
+def format_bytes(num_bytes: int) -> str:
+    """`num_bytes` for people, in binary units: `1.00 GiB`, `16.0 KiB`, `12 B`."""
+    value = float(num_bytes)
+    for unit in ("B", "KiB", "MiB", "GiB", "TiB"):
+        if abs(value) < 1024 or unit == "TiB":
+            break
+        value /= 1024
+    if unit == "B":
+        return f"{num_bytes} B"
+    return f"{value:.2f} {unit}" if value < 100 else f"{value:.1f} {unit}"
+
+
+class Environment(msgspec.Struct, frozen=True, kw_only=True):
+    """The process environment, as far as Octavo heeds it."""
+
+    cache_dir: Path
+    """Where assembled demo models, tokenizers and compiled kernels are kept (`OCTAVO_CACHE`, `XDG_CACHE_HOME`)."""
+    attention_backend: str
+    """`OCTAVO_ATTENTION_BACKEND`: a backend's name, or empty for the default of the device."""
+    num_threads: int
+    """`OCTAVO_NUM_THREADS`: compute threads of one rank; 0 means every core this process may use."""
+
+
+def read_environment() -> Environment:
+    """The environment now. Raises `ConfigError` when `OCTAVO_NUM_THREADS` is not a whole number."""
+    base = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
+    cache_dir = Path(os.environ.get("OCTAVO_CACHE") or Path(base) / "octavo")
+    threads = os.environ.get("OCTAVO_NUM_THREADS", "0")
+    if not threads.isdigit():
+        raise ConfigError(
+            f"OCTAVO_NUM_THREADS is {threads!r}.", remedy="Set it to a whole number, or unset it to use every core."
+        )
+    return Environment(
+        cache_dir=cache_dir,
+        attention_backend=os.environ.get("OCTAVO_ATTENTION_BACKEND", ""),
+        num_threads=int(threads),
+    )
+
+
+class ModelSource(msgspec.Struct, frozen=True, kw_only=True):
+    """Which model to run and how to load it. `load_format="dummy"` fills random weights from the config alone."""
+
+    model: str
+    """`demo`, `demo-smollm2`, a folder, a `.gguf` file, or a hub id."""
+    tokenizer: str | None = None
+    """A folder or hub id of another tokenizer; None takes the model's own."""
+    revision: str | None = None
+    dtype: str = "auto"
+    """Compute dtype; `auto` takes bfloat16 where the device computes it well, else float32."""
+    max_model_len: int | None = None
+    """Longest prompt + output in tokens; None is the model's own maximum, -1 the longest that fits the budget."""
+    load_format: Literal["auto", "dummy"] = "auto"
+    trust_remote_code: bool = False
+    seed: int = 0
+    """Seeds random weights (`dummy`) and requests that bring no seed of their own when sampling."""
+
+
+class CacheConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """The KV cache's budget and habits."""
+
+    block_size: int = 16
+    """Tokens of one block."""
+    kv_memory_bytes: int | None = None
+    """The budget per rank; None takes `memory_utilization` of the memory that is free after loading the weights."""
+    memory_utilization: float = 0.5
+    """Share of the free memory that the KV cache may take when `kv_memory_bytes` is None."""
+    kv_cache_dtype: str = "auto"
+    """`auto` is the compute dtype."""
+    enable_prefix_caching: bool = True
+    retention_interval: int | None = None
+    """Which full blocks of windowed groups enter the prefix cache: None every one, 0 only the replay boundary and
+    junctions, n also one boundary every n tokens."""
+    num_blocks_override: int | None = None
+    """Exactly this many blocks (null block included) instead of as many as fit; refused above the budget."""
+
+
+class SchedulerConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """Limits of one step."""
+
+    max_num_batched_tokens: int = 2048
+    """Token budget of one step, over all requests."""
+    max_num_seqs: int = 128
+    """Requests that may run at once."""
+    policy: Literal["fcfs", "priority"] = "fcfs"
+    enable_chunked_prefill: bool = True
+    max_chunk_tokens: int | None = None
+    """Most tokens one request may be given in one step; None is `max_num_batched_tokens`."""
+    admit_whole_prompt: bool = True
+    """Admit a request only when its whole prompt would fit the free blocks now."""
+
+
+class ParallelConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """How many ranks, and where they live. World size = tensor_parallel_size * pipeline_parallel_size."""
+
+    tensor_parallel_size: int = 1
+    pipeline_parallel_size: int = 1
+    executor: str = "inproc"
+    """A name in the executor registry."""
+    device: str = "auto"
+    """`cpu`, `cuda`, or `auto`: cuda where there is one."""
+
+    @property
+    def world_size(self) -> int:
+        return self.tensor_parallel_size * self.pipeline_parallel_size
+
+
+class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """Everything the user decides. Build with `resolve_engine_config`, which checks it."""
+
+    model: ModelSource
+    cache: CacheConfig = CacheConfig()
+    scheduler: SchedulerConfig = SchedulerConfig()
+    parallel: ParallelConfig = ParallelConfig()
+
+
+class LayerConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """What one layer keeps between steps, as the model's files describe it (whole model, before tensor parallelism)."""
+
+    kind: Literal["full", "sliding_window", "chunked_local", "mla", "mamba", "none"] = "full"
+    num_kv_heads: int = 0
+    head_size: int = 0
+    head_size_v: int | None = None
+    """None: as `head_size`."""
+    window: int | None = None
+    """Sliding window in tokens: a token sees itself and the `window - 1` tokens before it."""
+    chunk: int | None = None
+    kv_sharing_target: int | None = None
+    """Index of the earlier layer whose K and V this layer reads instead of keeping its own."""
+    state_shapes: tuple[tuple[int, ...], ...] = ()
+    """Mamba and linear attention: shapes of the state tensors of one request."""
+    state_dtypes: tuple[str, ...] = ()
+
+
+class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """What a model's files say, as far as planning and serving need it. Made by `octavo.formats`."""
+
+    name: str
+    architecture: str
+    """Class name of the causal-LM head in transformers, e.g. `Gemma3ForCausalLM`."""
+    model_type: str
+    dtype: str
+    """The checkpoint's dtype."""
+    num_layers: int
+    hidden_size: int
+    num_heads: int
+    vocab_size: int
+    max_position: int
+    """Longest sequence the model was made for, in tokens."""
+    layers: tuple[LayerConfig, ...]
+    weight_bytes: int | None = None
+    """Bytes of the weights as stored; None when there is no weight file to read."""
+
+
+def layer_name(index: int) -> str:
+    """The name under which layer `index` appears in plans, specs and bindings."""
+    return f"layers.{index}"
+
+
+def resolve_engine_config(config: EngineConfig) -> EngineConfig:
+    """`config` itself after checking every field that needs no model file.
+
+    Raises `ConfigError` with the flag, its value and what it may be.
+    """
+    _check(config.model.dtype in COMPUTE_DTYPES, "--dtype", config.model.dtype, "one of " + ", ".join(COMPUTE_DTYPES))
+    length = config.model.max_model_len
+    _check(length is None or length == -1 or length >= 1, "--max-model-len", length, "at least 1, or -1 to fit")
+    cache, scheduler, parallel = config.cache, config.scheduler, config.parallel
+    _check(1 <= cache.block_size <= 4096, "--block-size", cache.block_size, "from 1 to 4096 tokens")
+    _check(0 < cache.memory_utilization <= 1, "--memory-utilization", cache.memory_utilization, "above 0 and at most 1")
+    _check(
+        cache.kv_memory_bytes is None or cache.kv_memory_bytes > 0,
+        "--kv-memory",
+        cache.kv_memory_bytes,
+        "more than 0 bytes, such as 1GiB",
+    )
+    _check(
+        cache.num_blocks_override is None or cache.num_blocks_override >= 2,
+        "--num-blocks-override",
+        cache.num_blocks_override,
+        "at least 2 (one is the null block)",
+    )
+    _check(
+        scheduler.max_num_batched_tokens >= 1,
+        "--max-num-batched-tokens",
+        scheduler.max_num_batched_tokens,
+        "at least 1",
+    )
+    _check(scheduler.max_num_seqs >= 1, "--max-num-seqs", scheduler.max_num_seqs, "at least 1")
+    _check(
+        scheduler.max_chunk_tokens is None or scheduler.max_chunk_tokens >= 1,
+        "--max-chunk-tokens",
+        scheduler.max_chunk_tokens,
+        "at least 1",
+    )
+    _check(parallel.tensor_parallel_size >= 1, "--tensor-parallel-size", parallel.tensor_parallel_size, "at least 1")
+    _check(
+        parallel.pipeline_parallel_size >= 1,
+        "--pipeline-parallel-size",
+        parallel.pipeline_parallel_size,
+        "at least 1",
+    )
+    return config
+
+
+def _check(holds: bool, flag: str, value: object, allowed: str) -> None:  # noqa: FBT001
+    if not holds:
+        raise ConfigError(f"{flag} is {value}.", remedy=f"It must be {allowed}.")

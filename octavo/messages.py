@@ -1,0 +1,123 @@
+"""Everything that crosses a process: between front end and engine core, and between engine core and ranks.
+
+Down to a rank goes `SchedulerOutput`, up comes `ModelRunnerOutput`. Into the core goes `EngineCoreRequest`, out comes
+`EngineCoreOutput`. All are msgspec structs of plain values: they serialise to msgpack as they are.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from octavo.request import FinishReason, SamplingParams
+
+
+class EngineCoreRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """One sequence to generate (an `n` > 1 prompt is `n` of these)."""
+
+    request_id: str
+    prompt_token_ids: list[int]
+    sampling: SamplingParams
+    priority: int = 0
+    cache_salt: str | None = None
+    eos_token_ids: tuple[int, ...] = ()
+
+
+class TokenLogprobs(msgspec.Struct, frozen=True, kw_only=True):
+    """Log probabilities at one place: the chosen token first, then the best ones in falling order."""
+
+    token_ids: list[int]
+    logprobs: list[float]
+    rank: int
+    """Rank of the chosen token in the vocabulary, 1 is the most likely."""
+
+
+class NewRequestData(msgspec.Struct, frozen=True, kw_only=True):
+    """A request the ranks do not hold yet (new, or resumed after preemption: then `token_ids` has its output too)."""
+
+    request_id: str
+    token_ids: list[int]
+    num_prompt_tokens: int
+    sampling: SamplingParams
+    eos_token_ids: tuple[int, ...]
+    num_computed_tokens: int
+    """Tokens that the prefix cache already holds."""
+    block_ids: tuple[list[int], ...]
+    """The whole table, by group; 0 where no memory is needed."""
+
+
+class CachedRequestData(msgspec.Struct, frozen=True, kw_only=True):
+    """What changed for a request that the ranks already hold."""
+
+    request_id: str
+    num_computed_tokens: int
+    new_block_ids: tuple[list[int], ...]
+    """Ids to append to the table, by group."""
+
+
+class SchedulerOutput(msgspec.Struct, frozen=True, kw_only=True):
+    """One step: who computes how many tokens, and in which blocks.
+
+    The tokens of request r in this step are its tokens number `num_computed_tokens` ... `+ num_scheduled_tokens[r] - 1`.
+    A rank samples for r exactly when this range ends with r's last known token.
+    """
+
+    step: int
+    num_scheduled_tokens: dict[str, int]
+    """Insertion order is the order of the batch."""
+    new_requests: list[NewRequestData]
+    cached_requests: list[CachedRequestData]
+    finished_request_ids: list[str]
+    """Requests (finished, aborted or preempted since the last step) that the ranks must forget before this step."""
+
+    @property
+    def num_tokens(self) -> int:
+        return sum(self.num_scheduled_tokens.values())
+
+
+class ModelRunnerOutput(msgspec.Struct, frozen=True, kw_only=True):
+    """What a step produced. A request that sampled nothing (its prompt is not done) is absent from `sampled`."""
+
+    sampled: dict[str, int]
+    logprobs: dict[str, TokenLogprobs] = {}
+    prompt_logprobs: dict[str, list[TokenLogprobs]] = {}
+    """For the step's prompt tokens, from position 1 on: entry i speaks of prompt token `num_computed_tokens + 1 + i`."""
+
+
+class EngineCoreOutput(msgspec.Struct, frozen=True, kw_only=True):
+    """News of one request after one step."""
+
+    request_id: str
+    new_token_ids: list[int]
+    finish_reason: FinishReason | None = None
+    stop_reason: int | str | None = None
+    num_cached_tokens: int = 0
+    logprobs: list[TokenLogprobs] = []
+    prompt_logprobs: list[TokenLogprobs] = []
+    error: str | None = None
+    """The message, when `finish_reason` is `error`."""
+
+
+class SchedulerStats(msgspec.Struct, frozen=True, kw_only=True):
+    """Where the engine stands after a step. free + cached + used + 1 (null) = `num_blocks`."""
+
+    num_running: int
+    num_waiting: int
+    num_blocks: int
+    num_free_blocks: int
+    """Blocks without content worth keeping."""
+    num_cached_blocks: int
+    """Unreferenced blocks whose content the prefix cache still knows: evicted when the free ones run out."""
+    num_used_blocks: int
+    num_preemptions: int
+    """Since the start."""
+    prefix_query_tokens: int
+    prefix_hit_tokens: int
+
+
+class EngineCoreOutputs(msgspec.Struct, frozen=True, kw_only=True):
+    """News of all requests after one step."""
+
+    outputs: list[EngineCoreOutput]
+    stats: SchedulerStats
+    num_prompt_tokens: int = 0
+    """Prompt tokens computed in this step."""
