@@ -57,7 +57,7 @@ class CachedRequestData(msgspec.Struct, frozen=True, kw_only=True):
 class SchedulerOutput(msgspec.Struct, frozen=True, kw_only=True):
     """One step: who computes how many tokens, and in which blocks.
 
-    The tokens of request r in this step are its tokens number `num_computed_tokens` ... `+ num_scheduled_tokens[r] - 1`.
+    Request r computes `num_scheduled_tokens[r]` tokens in this step, starting with token number `num_computed_tokens`.
     A rank samples for r exactly when this range ends with r's last known token.
     """
 
@@ -80,7 +80,7 @@ class ModelRunnerOutput(msgspec.Struct, frozen=True, kw_only=True):
     sampled: dict[str, int]
     logprobs: dict[str, TokenLogprobs] = {}
     prompt_logprobs: dict[str, list[TokenLogprobs]] = {}
-    """For the step's prompt tokens, from position 1 on: entry i speaks of prompt token `num_computed_tokens + 1 + i`."""
+    """For the step's prompt tokens: entry i speaks of prompt token `num_computed_tokens + 1 + i`."""
 
 
 class EngineCoreOutput(msgspec.Struct, frozen=True, kw_only=True):
@@ -121,3 +121,14 @@ class EngineCoreOutputs(msgspec.Struct, frozen=True, kw_only=True):
     stats: SchedulerStats
     num_prompt_tokens: int = 0
     """Prompt tokens computed in this step."""
+
+
+class StageReport(msgspec.Struct, frozen=True, kw_only=True):
+    """A named step of the start-up: how long it took and what came out."""
+
+    name: str
+    seconds: float
+    result: str
+    """One line for people, e.g. `18 layers, 340 MiB of weights`."""
+    rank: int | None = None
+    """The rank that did it; None for the engine core itself."""

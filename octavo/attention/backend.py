@@ -35,14 +35,17 @@ class KVCacheView:
 
 @dataclass(frozen=True, slots=True)
 class AttentionMetadata:
-    """One step as one group sees it. R requests, T tokens; request i's tokens are query_start[i] : query_start[i + 1]."""
+    """One step as one group sees it: R requests, T tokens.
+
+    Request i's tokens are number query_start[i] to query_start[i + 1] - 1 of the step.
+    """
 
     query_start: torch.Tensor
     """int32 [R + 1]."""
     seq_lens: torch.Tensor
     """int32 [R]: tokens in the cache once this step has written. Request i's queries are its last positions."""
     block_table: torch.Tensor
-    """int32 [R, width]: block of positions [j * block_size, (j + 1) * block_size) at column j; 0 where nothing is kept."""
+    """int32 [R, width]: column j is the block of positions from j * block_size on; 0 where nothing is kept."""
     slot_mapping: torch.Tensor
     """int64 [T]: slot each token is written to; -1 writes nothing."""
     num_requests: int
