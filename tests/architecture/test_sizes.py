@@ -1,0 +1,79 @@
+"""Budgets that keep every file readable in one sitting, and tests that mirror the package."""
+
+from __future__ import annotations
+
+import ast
+
+from tools.imports import PACKAGE, ROOT, sources
+
+MAX_FILE_LINES = 400
+MAX_FUNCTION_LINES = 60
+DRAWERS = ("utils", "util", "helpers", "helper", "common", "misc")
+
+CONTRACTS = {
+    "octavo.attention.backend": "abstract; tests/conformance runs every backend through it",
+    "octavo.executor.executor": "abstract; the executors' own tests run it",
+}
+"""Files without a test file of their own, and why."""
+
+
+def test_no_file_is_over_the_line_budget() -> None:
+    long = {source.name: lines for source in sources() if (lines := source.text.count("\n")) > MAX_FILE_LINES}
+    assert not long, long
+
+
+def test_no_function_is_over_the_line_budget() -> None:
+    long = {
+        f"{source.name}.{node.name}": length
+        for source in sources()
+        for node in ast.walk(source.tree)
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+        and (length := (node.end_lineno or 0) - node.lineno + 1) > MAX_FUNCTION_LINES
+    }
+    assert not long, long
+
+
+def test_no_module_is_a_drawer() -> None:
+    drawers = [source.name for source in sources() if source.name.rsplit(".", 1)[-1].strip("_") in DRAWERS]
+    assert not drawers, drawers
+
+
+def test_every_source_file_has_its_test_file() -> None:
+    missing = []
+    for source in sources():
+        has_code = any(not isinstance(node, ast.Expr | ast.ImportFrom | ast.Import) for node in source.tree.body)
+        if not has_code or source.name in CONTRACTS:
+            continue
+        relative = source.path.relative_to(PACKAGE)
+        stem = relative.parent.name or "octavo" if relative.stem == "__init__" else relative.stem.strip("_")
+        expected = ROOT / "tests" / relative.parent / f"test_{stem}.py"
+        if not expected.exists():
+            missing.append(f"{source.name}: {expected.relative_to(ROOT)}")
+    assert not missing, "\n".join(missing)
+
+
+def test_contract_files_exist() -> None:
+    assert set(CONTRACTS) <= {source.name for source in sources()}
+
+
+def test_every_public_thing_has_a_docstring() -> None:
+    bare = [
+        f"{source.name}.{node.name}"
+        for source in sources()
+        for node in source.tree.body
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef)
+        and not node.name.startswith("_")
+        and not ast.get_docstring(node)
+    ]
+    assert not bare, "\n".join(bare)
+
+
+def test_no_unfinished_place() -> None:
+    marks = ("TO" + "DO", "FIX" + "ME", "XX" + "X")
+    found = [
+        f"{source.name}:{number}"
+        for source in sources()
+        for number, line in enumerate(source.text.splitlines(), 1)
+        if any(mark in line for mark in marks)
+    ]
+    assert not found, found
