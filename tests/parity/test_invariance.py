@@ -1,0 +1,109 @@
+"""Float32 greedy output of a hybrid model does not depend on how the engine runs it, and equals transformers'."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from octavo import LLM, SamplingParams
+from tests.parity.reference import Greedy, count_excused, greedy
+from tests.parity.tiny import HYBRID, VOCAB_SIZE, build_model
+
+NUM_OUTPUT_TOKENS = 12
+LENGTHS = (1, 2, 7, 11, 12, 13, 25, 40, 64, 90, 131)
+"""Below, at and past the window of 11 tokens, on and off block borders."""
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+
+
+class Tiny:
+    """A hybrid model, prompts that share prefixes, and what transformers makes of them."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        model = build_model(folder, HYBRID)
+        rng = random.Random(7)
+        base = [rng.randrange(3, VOCAB_SIZE) for _ in range(max(LENGTHS))]
+        fresh = [[rng.randrange(3, VOCAB_SIZE) for _ in range(length)] for length in LENGTHS]
+        forks = [base[:cut] + [rng.randrange(3, VOCAB_SIZE) for _ in range(9)] for cut in (16, 48, 48, 80)]
+        self.prompts = fresh + forks
+        self.greedy: list[Greedy] = [greedy(model, prompt, NUM_OUTPUT_TOKENS) for prompt in self.prompts]
+
+    def llm(self, **options: Any) -> LLM:
+        defaults: dict[str, Any] = {"dtype": "float32", "kv_memory": "4MiB"}
+        return LLM(model=str(self.folder), **(defaults | options))
+
+    def check(self, llm: LLM, order: list[int]) -> None:
+        sampling = SamplingParams(temperature=0, max_tokens=NUM_OUTPUT_TOKENS, ignore_eos=True)
+        prompts = [{"prompt_token_ids": self.prompts[index]} for index in order]
+        outputs = llm.generate(prompts, sampling, use_tqdm=False)
+        tokens = [list(output.outputs[0].token_ids) for output in outputs]
+        assert count_excused(tokens, [self.greedy[index] for index in order]) == 0
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Tiny:
+    return Tiny(tmp_path_factory.mktemp("hybrid"))
+
+
+def test_outputs_are_varied(tiny: Tiny) -> None:
+    assert all(len(set(reference.token_ids)) > NUM_OUTPUT_TOKENS // 2 for reference in tiny.greedy)
+
+
+@pytest.mark.parametrize("chunk", [1, 2, 3, 5, 8, 13, 16, 31, 64, 200])
+def test_chunk_sizes(tiny: Tiny, chunk: int) -> None:
+    with tiny.llm(max_num_batched_tokens=chunk) as llm:
+        tiny.check(llm, list(range(len(tiny.prompts))))
+
+
+@pytest.mark.parametrize("block_size", [1, 2, 3, 8, 16, 32, 64, 128])
+def test_block_sizes(tiny: Tiny, block_size: int) -> None:
+    with tiny.llm(block_size=block_size) as llm:
+        order = list(range(len(tiny.prompts)))
+        tiny.check(llm, order)
+        tiny.check(llm, order)
+
+
+def test_alone(tiny: Tiny) -> None:
+    with tiny.llm(enable_prefix_caching=False) as llm:
+        for index in range(len(tiny.prompts)):
+            tiny.check(llm, [index])
+
+
+@settings(max_examples=15, deadline=None)
+@given(
+    seed=st.integers(0, 2**32),
+    batch=st.sampled_from([1, 4, 9, 30, 2048]),
+    num_seqs=st.integers(1, 20),
+    block_size=st.sampled_from([1, 4, 5, 16, 27]),
+    caching=st.booleans(),
+    extra_blocks=st.integers(0, 40),
+)
+def test_any_schedule(
+    tiny: Tiny, seed: int, batch: int, num_seqs: int, block_size: int, caching: bool, extra_blocks: int
+) -> None:
+    """Any order, budget, block size and pool, down to one that holds a single request at a time."""
+    options: dict[str, Any] = {
+        "max_num_batched_tokens": batch,
+        "max_num_seqs": num_seqs,
+        "block_size": block_size,
+        "enable_prefix_caching": caching,
+        "max_model_len": 160,
+    }
+    with tiny.llm(**options) as probe:
+        smallest = probe.plan.figures.min_blocks
+    order = random.Random(seed).choices(range(len(tiny.prompts)), k=20)
+    with tiny.llm(**options, num_blocks_override=smallest + extra_blocks) as llm:
+        tiny.check(llm, order)
+        tiny.check(llm, order)
+
+
+def test_preemption(tiny: Tiny) -> None:
+    with tiny.llm(max_model_len=160, num_blocks_override=40, block_size=8) as llm:
+        tiny.check(llm, list(range(len(tiny.prompts))) * 2)
+        assert llm.stats().num_preemptions > 0

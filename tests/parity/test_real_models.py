@@ -1,0 +1,103 @@
+"""Greedy float32 output on real weights equals transformers', token for token, however the engine runs it."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from octavo import LLM, SamplingParams
+from octavo.config import ModelSource, read_environment
+from octavo.formats.source import locate
+from tests.parity.reference import Greedy, count_excused, greedy, load_gguf
+from tests.parity.texts import PROMPT_LENGTHS, prompts_of_lengths
+
+NUM_OUTPUT_TOKENS = 16
+NUM_VARIANT_PROMPTS = 14
+"""Prompts up to 777 tokens: past the window of 512, cheap enough to run in many ways."""
+
+pytestmark = [pytest.mark.slow, pytest.mark.model, pytest.mark.timeout(900)]
+
+
+class Reference:
+    """Prompts of one real model and what transformers makes of them."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        with make_llm(name) as llm:
+            self.prompts = prompts_of_lengths(llm.get_tokenizer().encode)
+        path = Path(locate(ModelSource(model=name), read_environment()).path)
+        model = load_gguf(path)
+        self.greedy: list[Greedy] = [greedy(model, prompt, NUM_OUTPUT_TOKENS) for prompt in self.prompts]
+        del model
+        gc.collect()
+
+
+def make_llm(name: str, **options: Any) -> LLM:
+    defaults: dict[str, Any] = {"dtype": "float32", "kv_memory": "1GiB", "max_model_len": 4096}
+    return LLM(model=name, **(defaults | options))
+
+
+def run(llm: LLM, prompts: list[list[int]]) -> list[list[int]]:
+    sampling = SamplingParams(temperature=0, max_tokens=NUM_OUTPUT_TOKENS, ignore_eos=True)
+    outputs = llm.generate([{"prompt_token_ids": ids} for ids in prompts], sampling, use_tqdm=False)
+    return [list(output.outputs[0].token_ids) for output in outputs]
+
+
+@pytest.fixture(scope="module", params=["demo", "demo-smollm2"])
+def reference(request: pytest.FixtureRequest) -> Iterator[Reference]:
+    yield Reference(request.param)
+    gc.collect()
+
+
+def test_batch_equals_transformers(reference: Reference) -> None:
+    with make_llm(reference.name) as llm:
+        outputs = run(llm, reference.prompts)
+    assert len({tuple(output) for output in outputs}) > len(PROMPT_LENGTHS) // 2, "the outputs must be varied"
+    assert count_excused(outputs, reference.greedy) <= 1
+
+
+def test_alone_equals_transformers(reference: Reference) -> None:
+    with make_llm(reference.name, enable_prefix_caching=False) as llm:
+        outputs = [run(llm, [prompt])[0] for prompt in reference.prompts[:NUM_VARIANT_PROMPTS]]
+    assert count_excused(outputs, reference.greedy[:NUM_VARIANT_PROMPTS]) <= 1
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"max_num_batched_tokens": 37},
+        {"max_num_batched_tokens": 256, "block_size": 1},
+        {"max_num_batched_tokens": 600, "block_size": 128, "max_num_seqs": 3},
+        {"block_size": 7, "enable_prefix_caching": False},
+    ],
+    ids=["chunks-of-37", "block-1", "block-128", "block-7-no-prefix-cache"],
+)
+def test_every_way_equals_transformers(reference: Reference, options: dict[str, Any]) -> None:
+    with make_llm(reference.name, **options) as llm:
+        outputs = run(llm, reference.prompts[:NUM_VARIANT_PROMPTS])
+    assert count_excused(outputs, reference.greedy[:NUM_VARIANT_PROMPTS]) <= 1
+
+
+def test_prefix_hits_equal_transformers(reference: Reference) -> None:
+    expected = reference.greedy[:NUM_VARIANT_PROMPTS]
+    sampling = SamplingParams(temperature=0, max_tokens=NUM_OUTPUT_TOKENS, ignore_eos=True)
+    prompts = [{"prompt_token_ids": ids} for ids in reference.prompts[:NUM_VARIANT_PROMPTS]]
+    with make_llm(reference.name) as llm:
+        llm.generate(prompts, sampling, use_tqdm=False)
+        again = llm.generate(prompts, sampling, use_tqdm=False)
+    assert sum(output.num_cached_tokens or 0 for output in again) > 3000
+    assert count_excused([list(output.outputs[0].token_ids) for output in again], expected) <= 1
+
+
+def test_preempted_equals_transformers(reference: Reference) -> None:
+    """A pool that holds little more than the longest request forces preemption by recompute."""
+    expected = reference.greedy[:NUM_VARIANT_PROMPTS]
+    with make_llm(reference.name, num_blocks_override=None, max_model_len=800, kv_memory="64MiB") as llm:
+        outputs = run(llm, reference.prompts[:NUM_VARIANT_PROMPTS])
+        num_preemptions = llm.stats().num_preemptions
+    assert num_preemptions > 0
+    assert count_excused(outputs, expected) <= 1
