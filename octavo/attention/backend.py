@@ -124,6 +124,13 @@ class AttentionBackend(ABC):
 
     name: str
 
+    def warm_up(self, layer: AttentionLayer, dtype: torch.dtype) -> None:  # noqa: B027 (most have nothing to do)
+        """Make the first step of `layer`, with queries of `dtype`, as fast as the others.
+
+        Called at start-up for every layer, bound or not; compiles kernels where a backend has any, which may take
+        seconds for the first layer of a kind on a machine's first run.
+        """
+
     @abstractmethod
     def write(self, cache: KVCacheView, key: torch.Tensor, value: torch.Tensor, metadata: AttentionMetadata) -> None:
         """Store token t's K and V at `slot_mapping[t]`, converted to the cache's dtype; skip slot -1."""

@@ -1,0 +1,75 @@
+"""The living definition of attention over pages: slow, obvious, one query at a time.
+
+Every other backend is tested against this one. All arithmetic is float64, so that a difference is the other's rounding.
+"""
+
+from __future__ import annotations
+
+import itertools
+
+import torch
+
+from octavo.attention.backend import AttentionBackend, AttentionLayer, AttentionMetadata, KVCacheView
+from octavo.kv.specs import PAD_SLOT
+
+
+class TorchReference(AttentionBackend):
+    """Plain torch on any device; correct by being short."""
+
+    name = "torch_reference"
+
+    def write(self, cache: KVCacheView, key: torch.Tensor, value: torch.Tensor, metadata: AttentionMetadata) -> None:
+        block_size = cache.key.shape[1]
+        for token, slot in enumerate(metadata.slot_mapping.tolist()):
+            if slot != PAD_SLOT:
+                cache.key[slot // block_size, slot % block_size] = key[token].to(cache.key.dtype)
+                cache.value[slot // block_size, slot % block_size] = value[token].to(cache.value.dtype)
+
+    def attend(
+        self, layer: AttentionLayer, cache: KVCacheView, query: torch.Tensor, metadata: AttentionMetadata
+    ) -> torch.Tensor:
+        out = query.new_zeros(query.shape[0], query.shape[1], cache.value.shape[3])
+        starts, seq_lens = metadata.query_start.tolist(), metadata.seq_lens.tolist()
+        for request, (start, stop) in enumerate(itertools.pairwise(starts)):
+            for token in range(start, stop):
+                position = seq_lens[request] - (stop - token)
+                first = first_position(position, layer.window, layer.chunk)
+                keys, values = gather(cache, metadata.block_table[request], first, position)
+                out[token] = attend_one(query[token], keys, values, layer).to(out.dtype)
+        return out
+
+
+def first_position(position: int, window: int | None, chunk: int | None) -> int:
+    """The first position that the query at `position` reads."""
+    first = 0 if window is None else max(0, position - window + 1)
+    return first if chunk is None else max(first, position // chunk * chunk)
+
+
+def gather(cache: KVCacheView, blocks: torch.Tensor, first: int, last: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """K and V of positions `first` to `last` (both included), as `[positions, kv heads, size]` in float64."""
+    block_size = cache.key.shape[1]
+    positions = torch.arange(first, last + 1, device=cache.key.device)
+    block, offset = blocks[positions // block_size].long(), positions % block_size
+    return cache.key[block, offset].double(), cache.value[block, offset].double()
+
+
+def attend_one(query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, layer: AttentionLayer) -> torch.Tensor:
+    """One query `[heads, size]` over its keys and values: softmax(scale * QK) V, per head.
+
+    Query head h reads KV head `h // (num_heads / num_kv_heads)`.
+    """
+    group_size = query.shape[0] // keys.shape[1]
+    keys = keys.repeat_interleave(group_size, dim=1)
+    values = values.repeat_interleave(group_size, dim=1)
+    scores = torch.einsum("hd,phd->hp", query.double(), keys) * layer.scale
+    if layer.soft_cap is not None:
+        scores = layer.soft_cap * torch.tanh(scores / layer.soft_cap)
+    if layer.sinks is not None:
+        scores = torch.cat([scores, layer.sinks.double()[:, None]], dim=1)
+    weights = torch.softmax(scores, dim=1)[:, : keys.shape[0]]
+    return torch.einsum("hp,phd->hd", weights, values)
+
+
+def create(num_threads: int) -> TorchReference:
+    """The backend, for the registry; torch's own threads serve it."""
+    return TorchReference()
