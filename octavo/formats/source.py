@@ -1,0 +1,181 @@
+"""Find a model's files: a demo model, a folder, a file, or a hub id."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import re
+from pathlib import Path
+from typing import Any, Literal
+
+import msgspec
+
+from octavo.config import Environment, ModelSource
+from octavo.errors import ModelFileError
+from octavo.formats.demo import DEMO_MODELS, demo_file
+from octavo.formats.safetensors import read_safetensors_index
+
+_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(?:/[\w.-]+)?")
+_HUB_FILE = re.compile(r"([A-Za-z0-9][\w.-]*/[\w.-]+)/([\w./-]+\.gguf)")
+_SHARD = re.compile(r"(.*-)(\d{5})-of-(\d{5})\.gguf")
+_CONFIG_PATTERNS = ["*.json", "*.jinja", "*.model", "merges.txt", "vocab.txt", "*.tiktoken"]
+_WEIGHT_PATTERNS = ["*.safetensors"]
+
+
+class ModelFiles(msgspec.Struct, frozen=True, kw_only=True):
+    """A model's files on this machine."""
+
+    kind: Literal["gguf", "folder"]
+    path: Path
+    """The (first) GGUF file, or the folder."""
+    config_path: Path | None
+    """The folder's `config.json`; None for a GGUF file, which is its own config."""
+    weight_paths: tuple[Path, ...]
+    """GGUF or safetensors files, in order; empty when the folder holds a config alone."""
+    name: str
+    """What to call the model in answers and logs."""
+
+
+def locate(source: ModelSource, environment: Environment, *, config_only: bool = False) -> ModelFiles:
+    """The files of `source.model`, downloaded or assembled first where need be.
+
+    `config_only` leaves the weights of a hub id where they are.
+    Raises `ModelFileError` with a remedy when there is no such model or its files are not complete.
+    """
+    model = source.model
+    if model in DEMO_MODELS:
+        demo = DEMO_MODELS[model]
+        return _gguf_files(demo_file(demo, environment.cache_dir), demo.name)
+    path = Path(model).expanduser()
+    if path.is_dir():
+        return _folder_files(path, path.resolve().name)
+    if path.is_file():
+        return _single_file(path)
+    if match := _HUB_FILE.fullmatch(model):
+        return _gguf_files(_hub_file(match[1], match[2], source.revision), match[1])
+    if _HUB_ID.fullmatch(model) and path.suffix not in (".gguf", ".json", ".safetensors"):
+        return _folder_files(_hub_snapshot(source, config_only=config_only), model)
+    raise ModelFileError(
+        f"There is no file or folder {model!r}.",
+        remedy="Give `demo`, `demo-smollm2`, a folder with config.json, a .gguf file, or a hub id such as org/name.",
+    )
+
+
+def _single_file(path: Path) -> ModelFiles:
+    if path.name == "config.json":
+        return _folder_files(path.parent, path.resolve().parent.name)
+    if path.suffix == ".safetensors":
+        raise ModelFileError(
+            f"{path} holds weights alone, without a config.", remedy=f"Give its folder, {path.parent}, instead."
+        )
+    return _gguf_files(path, path.stem)
+
+
+def _gguf_files(path: Path, name: str) -> ModelFiles:
+    match = _SHARD.fullmatch(path.name)
+    paths: tuple[Path, ...] = (path,)
+    if match:
+        paths = tuple(path.with_name(f"{match[1]}{i:05}-of-{match[3]}.gguf") for i in range(1, int(match[3]) + 1))
+        for shard in paths:
+            if not shard.is_file():
+                raise ModelFileError(
+                    f"{path} is one of {len(paths)} shards, and {shard.name} is missing.",
+                    remedy=f"Put all shards into {path.parent}.",
+                )
+    return ModelFiles(kind="gguf", path=paths[0], config_path=None, weight_paths=paths, name=name)
+
+
+def _folder_files(folder: Path, name: str) -> ModelFiles:
+    config = folder / "config.json"
+    if config.is_file():
+        weights = _folder_weights(folder)
+        return ModelFiles(kind="folder", path=folder, config_path=config, weight_paths=weights, name=name)
+    gguf_files = sorted(folder.glob("*.gguf"))
+    first_shards = [path for path in gguf_files if not (match := _SHARD.fullmatch(path.name)) or int(match[2]) == 1]
+    if len(first_shards) == 1:
+        return _gguf_files(first_shards[0], name)
+    if first_shards:
+        raise ModelFileError(
+            f"{folder} holds {len(first_shards)} GGUF models: {', '.join(path.name for path in first_shards[:8])}.",
+            remedy=f"Name one of them, such as {first_shards[0]}.",
+        )
+    raise ModelFileError(
+        f"{folder} holds neither a config.json nor a .gguf file.",
+        remedy="Give a folder that was saved by transformers, or a .gguf file.",
+    )
+
+
+def _folder_weights(folder: Path) -> tuple[Path, ...]:
+    index = folder / "model.safetensors.index.json"
+    single = folder / "model.safetensors"
+    if index.is_file():
+        names = sorted(set(read_safetensors_index(index).values()))
+        for name in names:
+            if not (folder / name).is_file():
+                raise ModelFileError(
+                    f"{index} names the file {name}, which is missing.", remedy="Download the model again."
+                )
+        return tuple(folder / name for name in names)
+    return (single,) if single.is_file() else tuple(sorted(folder.glob("*.safetensors")))
+
+
+def _hub() -> Any:
+    """The hub client, loaded only when a hub id is given: it costs a third of a second."""
+    try:
+        return importlib.import_module("huggingface_hub")
+    except ImportError:
+        raise ModelFileError(
+            "A hub id needs the package huggingface_hub, which is not installed.",
+            remedy="Run `pip install octavo[run]`, or give a folder or a .gguf file.",
+        ) from None
+
+
+def _hub_snapshot(source: ModelSource, *, config_only: bool) -> Path:
+    hub = _hub()
+    patterns = list(_CONFIG_PATTERNS)
+    if not config_only and source.load_format != "dummy":
+        patterns += _WEIGHT_PATTERNS
+    if source.trust_remote_code:
+        patterns.append("*.py")
+    try:
+        return Path(hub.snapshot_download(source.model, revision=source.revision, allow_patterns=patterns))
+    except (OSError, ValueError, RuntimeError) as error:
+        raise _hub_error(source.model, source.revision, error) from None
+
+
+def _hub_file(repository: str, file_name: str, revision: str | None) -> Path:
+    try:
+        return Path(_hub().hf_hub_download(repository, file_name, revision=revision))
+    except (OSError, ValueError, RuntimeError) as error:
+        raise _hub_error(f"{repository}/{file_name}", revision, error) from None
+
+
+def _hub_error(model: str, revision: str | None, error: Exception) -> ModelFileError:
+    """The hub client's error as one sentence with a remedy. Its classes are told apart by name, most telling first."""
+    names = [cls.__name__ for cls in type(error).__mro__]
+    remedies = {
+        "GatedRepoError": ("needs permission", "Ask for access on its page and set HF_TOKEN."),
+        "RepositoryNotFoundError": (
+            "does not exist on the hub, or is private",
+            "Check the spelling; set HF_TOKEN for a private one; give a path for a local folder.",
+        ),
+        "RevisionNotFoundError": (f"has no revision {revision!r}", "Check --revision."),
+        "EntryNotFoundError": ("has no such file", "Check the file's name on the model's page."),
+        "OfflineModeIsEnabled": (
+            "is not in the local cache, and the hub may not be asked while HF_HUB_OFFLINE is set",
+            "Unset HF_HUB_OFFLINE once to download it, or give a local folder.",
+        ),
+        "LocalEntryNotFoundError": (
+            "is not in the local cache, and the hub cannot be reached",
+            "Check the network and HF_ENDPOINT, or give a local folder.",
+        ),
+    }
+    for name in names:
+        if name in remedies:
+            what, remedy = remedies[name]
+            return ModelFileError(f"The hub model {model!r} {what}.", remedy=remedy)
+    reason = str(error).strip().split(os.linesep)[0] or type(error).__name__
+    return ModelFileError(
+        f"The hub model {model!r} cannot be fetched: {reason}.",
+        remedy="Check the network and HF_ENDPOINT, or give a local folder or .gguf file.",
+    )
