@@ -1,0 +1,79 @@
+"""From what a model's files say to what each layer keeps in one rank's cache."""
+
+from __future__ import annotations
+
+from octavo.config import LayerConfig, ModelConfig, layer_name
+from octavo.errors import ConfigError, UnsupportedModelError
+from octavo.kv.specs import ChunkedLocalSpec, FullAttentionSpec, LayerSpec, MambaSpec, MLASpec, SlidingWindowSpec
+
+
+def kv_cache_specs(
+    model_config: ModelConfig, *, block_size: int, dtype: str, tensor_parallel_size: int = 1
+) -> tuple[dict[str, LayerSpec], dict[str, str]]:
+    """(specs by layer name, layers that read another layer's cache -> that layer), for one tensor-parallel rank.
+
+    KV heads per rank are `max(1, num_kv_heads // tensor_parallel_size)`: a head is replicated when there are more ranks
+    than heads. A latent (MLA) vector is replicated on every rank. A layer that keeps nothing has no spec.
+    Raises `ConfigError` when the heads cannot be divided evenly over the ranks.
+    """
+    specs: dict[str, LayerSpec] = {}
+    shared: dict[str, str] = {}
+    for index, layer in enumerate(model_config.layers):
+        if layer.kv_sharing_target is not None:
+            shared[layer_name(index)] = layer_name(layer.kv_sharing_target)
+        elif layer.kind != "none":
+            specs[layer_name(index)] = _layer_spec(index, layer, block_size, dtype, tensor_parallel_size)
+    return specs, shared
+
+
+def _layer_spec(index: int, layer: LayerConfig, block_size: int, dtype: str, num_ranks: int) -> LayerSpec:
+    if layer.kind == "mla":
+        return MLASpec(block_size=block_size, latent_size=layer.head_size, dtype=dtype)
+    if layer.kind == "mamba":
+        return _state_spec(index, layer, block_size, dtype, num_ranks)
+    num_kv_heads = kv_heads_per_rank(layer.num_kv_heads, num_ranks)
+    if layer.kind == "sliding_window" and layer.window is not None:
+        return SlidingWindowSpec(
+            block_size=block_size,
+            num_kv_heads=num_kv_heads,
+            head_size=layer.head_size,
+            head_size_v=layer.head_size_v,
+            dtype=dtype,
+            window=layer.window,
+        )
+    if layer.kind == "chunked_local" and layer.chunk is not None:
+        return ChunkedLocalSpec(
+            block_size=block_size,
+            num_kv_heads=num_kv_heads,
+            head_size=layer.head_size,
+            head_size_v=layer.head_size_v,
+            dtype=dtype,
+            chunk=layer.chunk,
+        )
+    return FullAttentionSpec(
+        block_size=block_size,
+        num_kv_heads=num_kv_heads,
+        head_size=layer.head_size,
+        head_size_v=layer.head_size_v,
+        dtype=dtype,
+    )
+
+
+def kv_heads_per_rank(num_kv_heads: int, num_ranks: int) -> int:
+    """KV heads that one rank keeps. Raises `ConfigError` when neither number divides the other."""
+    if num_kv_heads % num_ranks and num_ranks % num_kv_heads:
+        raise ConfigError(
+            f"--tensor-parallel-size is {num_ranks}, but a layer has {num_kv_heads} KV heads.",
+            remedy="Choose a size that divides the number of KV heads, or a multiple of it.",
+        )
+    return max(1, num_kv_heads // num_ranks)
+
+
+def _state_spec(index: int, layer: LayerConfig, block_size: int, dtype: str, num_ranks: int) -> MambaSpec:
+    if num_ranks != 1:
+        raise UnsupportedModelError(
+            f"{layer_name(index)} keeps a recurrent state, which cannot be divided over {num_ranks} ranks.",
+            remedy="Use --tensor-parallel-size 1.",
+        )
+    dtypes = tuple(dtype if state_dtype == "auto" else state_dtype for state_dtype in layer.state_dtypes)
+    return MambaSpec(block_size=block_size, shapes=layer.state_shapes, dtypes=dtypes)

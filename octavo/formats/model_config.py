@@ -1,0 +1,59 @@
+"""From a model's files to its `ModelConfig`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from octavo.config import ModelConfig
+from octavo.errors import ModelFileError
+from octavo.formats.gguf import GGUFFile
+from octavo.formats.gguf_config import hf_config_of_gguf
+from octavo.formats.hf_config import model_config_from_hf
+from octavo.formats.safetensors import read_safetensors_header
+from octavo.formats.source import ModelFiles
+
+
+def read_hf_config(files: ModelFiles) -> dict[str, Any]:
+    """The model's config in transformers' terms (`model_type` and its fields), whichever format it comes in.
+
+    Raises `ModelFileError` when it cannot be read, `UnsupportedModelError` when a GGUF architecture has no counterpart.
+    """
+    if files.config_path is None:
+        return hf_config_of_gguf(GGUFFile(files.path))
+    try:
+        config = msgspec.json.decode(files.config_path.read_bytes())
+    except OSError as error:
+        raise ModelFileError(
+            f"{files.config_path} cannot be read: {error.strerror or error}.",
+            remedy="Check the path and its permissions.",
+        ) from None
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise ModelFileError(
+            f"{files.config_path} holds JSON that cannot be read: {error}.", remedy="Download the file again."
+        ) from None
+    if not isinstance(config, dict):
+        raise ModelFileError(
+            f"{files.config_path} holds a JSON {type(config).__name__}, not an object.",
+            remedy="Download the file again.",
+        )
+    return config
+
+
+def load_model_config(files: ModelFiles) -> ModelConfig:
+    """What planning and serving need to know of the model, from its headers alone.
+
+    Raises `ModelFileError` for a damaged file and `UnsupportedModelError`, naming the field, for a layer whose cache
+    cannot be told from the config.
+    """
+    return model_config_from_hf(read_hf_config(files), name=files.name, weight_bytes=stored_weight_bytes(files))
+
+
+def stored_weight_bytes(files: ModelFiles) -> int | None:
+    """Bytes of all tensors as stored; None when the folder holds no weights."""
+    if not files.weight_paths:
+        return None
+    if files.kind == "gguf":
+        return sum(GGUFFile(path).tensor_bytes for path in files.weight_paths)
+    return sum(info.num_bytes for path in files.weight_paths for info in read_safetensors_header(path).values())
