@@ -10,6 +10,9 @@ Layout of a page (layer-outermost, token-major), for plain K and V:
     byte of token t of block b in its tensor = b * page_bytes + t * token_bytes
 
 so a token's K and V of one layer are one contiguous byte range, and `locate` is a multiplication.
+
+How many blocks one request can hold decides what fits. Each kind answers twice: `max_blocks` is what Octavo's cache
+manager really needs at once, `reference_max_blocks` is what the reference engine counts.
 """
 
 from __future__ import annotations
@@ -38,23 +41,98 @@ def dtype_bytes(dtype: str) -> int:
         ) from None
 
 
+def ceil_div(numerator: int, denominator: int) -> int:
+    """`numerator / denominator`, rounded up."""
+    return -(-numerator // denominator)
+
+
+def most_blocks_touched(span: int, *, block_size: int, num_tokens: int, stride: int = 1) -> int:
+    """The most blocks that `span` consecutive positions of a sequence of `num_tokens` can touch.
+
+    The span may start at any multiple of `stride`. It touches most when it starts as late in its block as it may.
+    """
+    latest_start = block_size - math.gcd(stride, block_size)
+    return ceil_div(min(span + latest_start, num_tokens), block_size)
+
+
 class KVCacheSpec(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """What one layer keeps in the cache. Equal specs can share a group."""
+    """What one layer keeps in the cache. Equal specs can share a group.
+
+    The methods here are those of a kind that keeps every token; other kinds override them.
+    """
 
     block_size: int
     """Tokens of one block."""
     page_size_padded: int | None = None
     """Bytes of one page where it is padded to another kind's page; None is no padding."""
+    context_parallel_size: int = 1
+    """Ranks over which the tokens of one request are spread; only kinds that keep every token can be spread."""
+
+    @property
+    def kind(self) -> str:
+        """Name of the kind in tables and files, e.g. `sliding_window`."""
+        raise NotImplementedError
+
+    @property
+    def token_bytes(self) -> int:
+        """Bytes of one token of one layer."""
+        raise NotImplementedError
 
     @property
     def content_bytes(self) -> int:
         """Bytes of one page that hold something."""
-        raise NotImplementedError
+        return self.block_size * self.token_bytes
 
     @property
     def page_bytes(self) -> int:
         """Bytes of one page, padding included: the stride from a block to the next."""
         return self.content_bytes if self.page_size_padded is None else self.page_size_padded
+
+    @property
+    def uniform_key(self) -> tuple[object, ...]:
+        """Layers with equal keys can share one block table, even where their pages differ in size."""
+        return ("every token", self.block_size, self.context_parallel_size)
+
+    @property
+    def prefix_cacheable(self) -> bool:
+        """Whether another request with the same tokens may read this layer's blocks."""
+        return True
+
+    def max_blocks(self, num_tokens: int, *, chunk_tokens: int) -> int:
+        """The most blocks that a request of `num_tokens` tokens ever holds at once.
+
+        `chunk_tokens` is the most tokens that the request is given in one step (in all steps that have not settled,
+        where steps overlap).
+        """
+        del chunk_tokens
+        return ceil_div(ceil_div(num_tokens, self.context_parallel_size), self.block_size)
+
+    def reference_max_blocks(self, num_tokens: int, *, in_flight_tokens: int) -> int:
+        """The same as the reference engine counts it; `in_flight_tokens` are those of all requests together."""
+        return self.max_blocks(num_tokens, chunk_tokens=in_flight_tokens)
+
+    @property
+    def reach(self) -> int | None:
+        """The most tokens that any token reads, itself included; None is all tokens before it."""
+        return None
+
+    @property
+    def fixed_bytes(self) -> int:
+        """a of "a request of L tokens needs a + b * L bytes", for L at or above the reach. No rounding, no padding."""
+        return 0 if self.reach is None else self.token_bytes * self.reach
+
+    @property
+    def bytes_per_token(self) -> int:
+        """b of the same sum, for a token that lies on this rank."""
+        return self.token_bytes if self.reach is None else 0
+
+    def ideal_bytes(self, num_tokens: int) -> int:
+        """Bytes of exactly the tokens that the last of `num_tokens` tokens reads: no block rounding, no padding.
+
+        Where a token's reach depends on its place (chunked-local), the most that any of these tokens reads.
+        """
+        read = num_tokens if self.reach is None else min(num_tokens, self.reach)
+        return self.token_bytes * ceil_div(read, self.context_parallel_size)
 
 
 class AttentionSpec(KVCacheSpec, frozen=True, kw_only=True, tag=True):
@@ -67,6 +145,10 @@ class AttentionSpec(KVCacheSpec, frozen=True, kw_only=True, tag=True):
     dtype: str
     scale_bytes: int = 0
     """Bytes of scales stored per token and head beside quantised K and V."""
+    packed_head_bytes: int | None = None
+    """Bytes of one token and head in a packed format; None is what K, V and scales add up to."""
+    quantization: str = ""
+    """Name of the format of quantised K and V; empty is none. Layers of different formats never have equal specs."""
 
     @property
     def value_size(self) -> int:
@@ -75,16 +157,49 @@ class AttentionSpec(KVCacheSpec, frozen=True, kw_only=True, tag=True):
     @property
     def token_bytes(self) -> int:
         """Bytes of one token: `num_kv_heads * ((head_size + value_size) * itemsize + scale_bytes)`."""
+        if self.packed_head_bytes is not None:
+            return self.num_kv_heads * self.packed_head_bytes
         per_head = (self.head_size + self.value_size) * dtype_bytes(self.dtype) + self.scale_bytes
         return self.num_kv_heads * per_head
 
-    @property
-    def content_bytes(self) -> int:
-        return self.block_size * self.token_bytes
-
 
 class FullAttentionSpec(AttentionSpec, frozen=True, kw_only=True, tag=True):
-    """Every token sees all tokens before it."""
+    """Every token sees all tokens before it.
+
+    A layer whose attention has a window or chunk, but which is planned as if it had none, notes it in `compute_window`
+    or `compute_chunk`: what it keeps is every token, what it reads is less.
+    """
+
+    compute_window: int | None = None
+    compute_chunk: int | None = None
+
+    @property
+    def kind(self) -> str:
+        return "full"
+
+    @property
+    def reach(self) -> int | None:
+        return self.compute_window or self.compute_chunk
+
+
+class SinkFullAttentionSpec(AttentionSpec, frozen=True, kw_only=True, tag=True):
+    """Full attention whose first `sink_len` positions are read by every token, whatever else it reads."""
+
+    sink_len: int
+
+    @property
+    def kind(self) -> str:
+        return "sink_full"
+
+
+class RetainedWindowSpec(AttentionSpec, frozen=True, kw_only=True, tag=True):
+    """A token sees the whole prompt and the `window - 1` tokens before itself (R-SWA): up to every token is kept."""
+
+    window: int
+
+    @property
+    def kind(self) -> str:
+        return "rswa"
 
 
 class SlidingWindowSpec(AttentionSpec, frozen=True, kw_only=True, tag=True):
@@ -92,11 +207,51 @@ class SlidingWindowSpec(AttentionSpec, frozen=True, kw_only=True, tag=True):
 
     window: int
 
+    @property
+    def kind(self) -> str:
+        return "sliding_window"
+
+    @property
+    def uniform_key(self) -> tuple[object, ...]:
+        return (self.kind, self.block_size, self.window)
+
+    def max_blocks(self, num_tokens: int, *, chunk_tokens: int) -> int:
+        """Blocks under the step's tokens and the window before the first of them, at the worst place in a block."""
+        span = min(self.window - 1 + min(chunk_tokens, num_tokens), num_tokens)
+        return most_blocks_touched(span, block_size=self.block_size, num_tokens=num_tokens)
+
+    def reference_max_blocks(self, num_tokens: int, *, in_flight_tokens: int) -> int:
+        return ceil_div(min(self.window - 1 + in_flight_tokens, num_tokens), self.block_size) + 1
+
+    @property
+    def reach(self) -> int | None:
+        return self.window
+
 
 class ChunkedLocalSpec(AttentionSpec, frozen=True, kw_only=True, tag=True):
     """A token sees the tokens of its own chunk of `chunk` positions, up to itself."""
 
     chunk: int
+
+    @property
+    def kind(self) -> str:
+        return "chunked_local"
+
+    @property
+    def uniform_key(self) -> tuple[object, ...]:
+        return (self.kind, self.block_size, self.chunk)
+
+    def max_blocks(self, num_tokens: int, *, chunk_tokens: int) -> int:
+        """Blocks from the start of the attention chunk that the step's first token lies in to the step's last token."""
+        span = min(self.chunk - 1 + min(chunk_tokens, num_tokens), num_tokens)
+        return most_blocks_touched(span, block_size=self.block_size, num_tokens=num_tokens, stride=self.chunk)
+
+    def reference_max_blocks(self, num_tokens: int, *, in_flight_tokens: int) -> int:
+        return ceil_div(min(self.chunk + in_flight_tokens, num_tokens), self.block_size)
+
+    @property
+    def reach(self) -> int | None:
+        return self.chunk
 
 
 class MLASpec(KVCacheSpec, frozen=True, kw_only=True, tag=True):
@@ -106,6 +261,12 @@ class MLASpec(KVCacheSpec, frozen=True, kw_only=True, tag=True):
     dtype: str
     packed_token_bytes: int | None = None
     """Bytes of one token in a packed quantised format; None is `latent_size * itemsize`."""
+    quantization: str = ""
+    """Name of the packed format; empty is none."""
+
+    @property
+    def kind(self) -> str:
+        return "mla"
 
     @property
     def token_bytes(self) -> int:
@@ -113,9 +274,35 @@ class MLASpec(KVCacheSpec, frozen=True, kw_only=True, tag=True):
             return self.packed_token_bytes
         return self.latent_size * dtype_bytes(self.dtype)
 
+
+class CrossAttentionSpec(AttentionSpec, frozen=True, kw_only=True, tag=True):
+    """K and V of an encoder's tokens: as many as the encoder may produce, whatever the decoder's length."""
+
+    max_encoder_tokens: int
+
     @property
-    def content_bytes(self) -> int:
-        return self.block_size * self.token_bytes
+    def kind(self) -> str:
+        return "cross"
+
+    @property
+    def uniform_key(self) -> tuple[object, ...]:
+        return (self.kind, self.block_size, self.max_encoder_tokens)
+
+    @property
+    def prefix_cacheable(self) -> bool:
+        return False
+
+    def max_blocks(self, num_tokens: int, *, chunk_tokens: int) -> int:
+        del num_tokens, chunk_tokens
+        return ceil_div(self.max_encoder_tokens, self.block_size)
+
+    @property
+    def reach(self) -> int | None:
+        return self.max_encoder_tokens
+
+    def ideal_bytes(self, num_tokens: int) -> int:
+        del num_tokens
+        return self.fixed_bytes
 
 
 class MambaSpec(KVCacheSpec, frozen=True, kw_only=True, tag=True):
@@ -128,15 +315,53 @@ class MambaSpec(KVCacheSpec, frozen=True, kw_only=True, tag=True):
     num_speculative_blocks: int = 0
 
     @property
+    def kind(self) -> str:
+        return "mamba"
+
+    @property
     def content_bytes(self) -> int:
         return sum(math.prod(shape) * dtype_bytes(dtype) for shape, dtype in zip(self.shapes, self.dtypes, strict=True))
 
+    @property
+    def uniform_key(self) -> tuple[object, ...]:
+        return (self.kind, self.block_size, self.page_bytes, self.cache_mode, self.num_speculative_blocks)
 
-LayerSpec = FullAttentionSpec | SlidingWindowSpec | ChunkedLocalSpec | MLASpec | MambaSpec
+    def max_blocks(self, num_tokens: int, *, chunk_tokens: int) -> int:
+        """The running state, drafts, and in `align` mode the state of the last block boundary."""
+        del num_tokens, chunk_tokens
+        return (2 if self.cache_mode == "align" else 1) + self.num_speculative_blocks
+
+    @property
+    def fixed_bytes(self) -> int:
+        return self.content_bytes
+
+    @property
+    def bytes_per_token(self) -> int:
+        return 0
+
+    def ideal_bytes(self, num_tokens: int) -> int:
+        del num_tokens
+        return self.content_bytes
+
+
+LayerSpec = (
+    FullAttentionSpec
+    | SinkFullAttentionSpec
+    | RetainedWindowSpec
+    | SlidingWindowSpec
+    | ChunkedLocalSpec
+    | MLASpec
+    | CrossAttentionSpec
+    | MambaSpec
+)
 
 
 class KVCacheGroupSpec(msgspec.Struct, frozen=True, kw_only=True):
-    """Layers that share one block table. Layer i of `layer_names` has slot index i and lies in tensor i."""
+    """Layers that share one block table. Layer i of `layer_names` has slot index i and lies in tensor i.
+
+    A rank of a pipeline sees its own layers only; a group none of whose layers it holds is empty there, so that the
+    number of a group means the same on every rank.
+    """
 
     layer_names: tuple[str, ...]
     spec: LayerSpec
