@@ -56,9 +56,12 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
     include_stop_str_in_output: bool = False
     logit_bias: dict[int, float] | None = None
     allowed_token_ids: tuple[int, ...] | None = None
+    bad_words: tuple[str, ...] = ()
+    """Texts that must not appear; the front end turns them into `bad_words_token_ids`."""
     bad_words_token_ids: tuple[tuple[int, ...], ...] = ()
 
     def __post_init__(self) -> None:
+        self._normalise()
         for holds, name, allowed in (
             (self.n >= 1, "n", "at least 1"),
             (0.0 <= self.temperature < float("inf"), "temperature", "0 or more, and finite"),
@@ -81,6 +84,17 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
         ):
             if not holds:
                 raise RequestError(f"{name} is {getattr(self, name)!r}.", remedy=f"It must be {allowed}.")
+
+    def _normalise(self) -> None:
+        """A single text or None where a tuple is declared, and lists, are what users of vLLM write: make tuples."""
+        for name in ("stop", "stop_token_ids", "bad_words", "allowed_token_ids"):
+            value = getattr(self, name)
+            if value is None and name != "allowed_token_ids":
+                msgspec.structs.force_setattr(self, name, ())
+            elif isinstance(value, str):
+                msgspec.structs.force_setattr(self, name, (value,))
+            elif value is not None and not isinstance(value, tuple):
+                msgspec.structs.force_setattr(self, name, tuple(value))
 
     @property
     def greedy(self) -> bool:

@@ -1,0 +1,109 @@
+"""Sizes with units, the environment, and the checks of what the user asks for."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from octavo.config import (
+    CacheConfig,
+    EngineConfig,
+    ModelSource,
+    ParallelConfig,
+    SchedulerConfig,
+    format_bytes,
+    layer_name,
+    parse_bytes,
+    read_environment,
+    resolve_engine_config,
+)
+from octavo.errors import ConfigError
+
+
+@pytest.mark.parametrize(
+    ("text", "num_bytes"),
+    [
+        ("1GiB", 2**30),
+        ("1GB", 10**9),
+        ("1.5 GiB", 3 * 2**29),
+        ("512mib", 2**29),
+        ("64 KiB", 2**16),
+        ("123", 123),
+        ("1_000B", 1000),
+        (77, 77),
+        (0, 0),
+    ],
+)
+def test_a_size_has_a_unit_and_gb_is_not_gib(text: str | int, num_bytes: int) -> None:
+    assert parse_bytes(text) == num_bytes
+
+
+@pytest.mark.parametrize("text", ["", "GiB", "1 potato", "-1", "-5MiB", "1GiBs", "nan", "inf", -3, "1e400"])
+def test_what_is_no_size_is_refused_with_an_example(text: str | int) -> None:
+    with pytest.raises(ConfigError, match=r"is not a size in bytes\. .*1GiB"):
+        parse_bytes(text)
+
+
+def test_sizes_are_printed_in_binary_units() -> None:
+    assert format_bytes(2**30) == "1.00 GiB"
+    assert format_bytes(16384) == "16.00 KiB"
+    assert format_bytes(12) == "12 B"
+    assert format_bytes(300 * 2**20) == "300.0 MiB"
+
+
+@given(st.integers(min_value=0, max_value=2**50))
+def test_a_printed_size_reads_back_to_within_a_percent(num_bytes: int) -> None:
+    again = parse_bytes(format_bytes(num_bytes))
+    assert abs(again - num_bytes) <= max(1, num_bytes // 100)
+
+
+def test_the_environment_is_read_once_here(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("OCTAVO_CACHE", str(tmp_path))
+    monkeypatch.setenv("OCTAVO_NUM_THREADS", "3")
+    monkeypatch.setenv("OCTAVO_ATTENTION_BACKEND", "torch_reference")
+    environment = read_environment()
+    assert (environment.cache_dir, environment.num_threads) == (tmp_path, 3)
+    assert environment.attention_backend == "torch_reference"
+
+
+def test_a_bad_thread_count_names_the_variable(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OCTAVO_NUM_THREADS", "many")
+    with pytest.raises(ConfigError, match="OCTAVO_NUM_THREADS is 'many'"):
+        read_environment()
+
+
+def _config(**parts: Any) -> EngineConfig:
+    return EngineConfig(model=parts.pop("model", ModelSource(model="demo")), **parts)
+
+
+@pytest.mark.parametrize(
+    ("config", "flag"),
+    [
+        (_config(model=ModelSource(model="demo", dtype="int4")), "--dtype is int4"),
+        (_config(model=ModelSource(model="demo", max_model_len=0)), "--max-model-len is 0"),
+        (_config(cache=CacheConfig(block_size=0)), "--block-size is 0"),
+        (_config(cache=CacheConfig(memory_utilization=1.5)), "--memory-utilization is 1.5"),
+        (_config(cache=CacheConfig(kv_memory_bytes=0)), "--kv-memory is 0"),
+        (_config(cache=CacheConfig(num_blocks_override=1)), "--num-blocks-override is 1"),
+        (_config(scheduler=SchedulerConfig(max_num_batched_tokens=0)), "--max-num-batched-tokens is 0"),
+        (_config(scheduler=SchedulerConfig(max_num_seqs=0)), "--max-num-seqs is 0"),
+        (_config(parallel=ParallelConfig(tensor_parallel_size=0)), "--tensor-parallel-size is 0"),
+    ],
+)
+def test_an_impossible_flag_is_refused_with_what_it_may_be(config: EngineConfig, flag: str) -> None:
+    with pytest.raises(ConfigError, match=rf"^{flag}\. It must be "):
+        resolve_engine_config(config)
+
+
+def test_a_possible_config_is_returned_unchanged() -> None:
+    config = _config(model=ModelSource(model="demo", max_model_len=-1))
+    assert resolve_engine_config(config) is config
+    assert ParallelConfig(tensor_parallel_size=2, pipeline_parallel_size=3).world_size == 6
+
+
+def test_layers_are_named_by_their_index() -> None:
+    assert layer_name(17) == "layers.17"

@@ -1,0 +1,87 @@
+"""Everything that crosses a process survives msgpack as it is."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+import octavo.messages as messages
+from octavo.messages import (
+    CachedRequestData,
+    EngineCoreOutput,
+    EngineCoreOutputs,
+    EngineCoreRequest,
+    ModelRunnerOutput,
+    NewRequestData,
+    SchedulerOutput,
+    SchedulerStats,
+    StageReport,
+    TokenLogprobs,
+)
+from octavo.request import FinishReason, SamplingParams
+
+_LOGPROBS = TokenLogprobs(token_ids=[4, 9], logprobs=[-0.5, -1.5], rank=1)
+_STEP = SchedulerOutput(
+    step=3,
+    num_scheduled_tokens={"b": 1, "a": 5},
+    new_requests=[
+        NewRequestData(
+            request_id="a",
+            token_ids=[1, 2, 3, 4, 5],
+            num_prompt_tokens=5,
+            sampling=SamplingParams(stop=("x",)),
+            eos_token_ids=(1,),
+            num_computed_tokens=0,
+            block_ids=([1, 2], [0, 3]),
+        )
+    ],
+    cached_requests=[CachedRequestData(request_id="b", num_computed_tokens=7, new_block_ids=([], [4]))],
+    finished_request_ids=["c"],
+)
+_SAMPLES = [
+    EngineCoreRequest(request_id="a", prompt_token_ids=[1], sampling=SamplingParams(), cache_salt="s"),
+    _STEP,
+    ModelRunnerOutput(sampled={"a": 4}, logprobs={"a": _LOGPROBS}, prompt_logprobs={"a": [_LOGPROBS]}),
+    EngineCoreOutputs(
+        outputs=[
+            EngineCoreOutput(
+                request_id="a", new_token_ids=[4], finish_reason=FinishReason.STOP, stop_reason=4, logprobs=[_LOGPROBS]
+            ),
+            EngineCoreOutput(request_id="b", new_token_ids=[], finish_reason=FinishReason.ERROR, error="too long"),
+        ],
+        stats=SchedulerStats(
+            num_running=1,
+            num_waiting=0,
+            num_blocks=9,
+            num_free_blocks=5,
+            num_cached_blocks=1,
+            num_used_blocks=2,
+            num_preemptions=0,
+            prefix_query_tokens=0,
+            prefix_hit_tokens=0,
+        ),
+        num_prompt_tokens=5,
+    ),
+    StageReport(name="load_model", seconds=0.5, result="18 layers", rank=0),
+]
+
+
+@pytest.mark.parametrize("message", _SAMPLES, ids=lambda message: type(message).__name__)
+def test_a_message_survives_msgpack(message: msgspec.Struct) -> None:
+    assert msgspec.msgpack.decode(msgspec.msgpack.encode(message), type=type(message)) == message
+
+
+def test_a_step_counts_its_tokens_and_keeps_the_order_of_the_batch() -> None:
+    again = msgspec.msgpack.decode(msgspec.msgpack.encode(_STEP), type=SchedulerOutput)
+    assert again.num_tokens == 6
+    assert list(again.num_scheduled_tokens) == ["b", "a"]
+
+
+def test_every_message_is_frozen() -> None:
+    structs = [
+        kind
+        for kind in vars(messages).values()
+        if isinstance(kind, type) and issubclass(kind, msgspec.Struct) and kind.__module__ == messages.__name__
+    ]
+    assert len(structs) >= 10
+    assert all(kind.__struct_config__.frozen for kind in structs)
