@@ -8,3 +8,198 @@ model runner sets before each call. `compute_logits` runs the model's own head o
 last row for sampling, or many rows in chunks for prompt log probabilities), with all the scaling and soft-capping that
 the model's class applies; rows are independent of each other.
 """
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+
+from octavo.attention.backend import AttentionBackend, AttentionLayer
+from octavo.config import LayerConfig, ModelConfig, layer_name
+from octavo.errors import UnsupportedModelError
+from octavo.kv.specs import AttentionSpec, FullAttentionSpec, LayerSpec, SlidingWindowSpec
+from octavo.models.attention_interface import BoundAttention, set_hook
+from octavo.models.attention_probe import AttentionCall, probe_attention
+
+_REMEDY = "Octavo cannot run this model yet; use another one."
+
+
+class LoadedModel:
+    """A model whose attention goes through the KV cache.
+
+    Owns: the transformers model and its attention layers. Never: a cache; layers are bound by the worker.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        *,
+        model_config: ModelConfig,
+        attention_layers: dict[str, AttentionLayer],
+        shared_layers: dict[str, str],
+        output_type: type,
+    ) -> None:
+        self.attention_layers = attention_layers
+        """By layer name, sharing layers included, in the order of the layers."""
+        self.shared_layers = shared_layers
+        """Layer that keeps nothing -> the layer whose cache it reads."""
+        self.vocab_size = model_config.vocab_size
+        self.hidden_size = model_config.hidden_size
+        self.weight_bytes = sum(parameter.nbytes for parameter in model.parameters())
+        """Bytes of the weights in memory; tied ones count once."""
+        self._base = getattr(model, model.base_model_prefix)
+        self._given_hidden = _GivenHidden(self._base, output_type)
+        self._head = model
+        setattr(model, model.base_model_prefix, self._given_hidden)
+
+    def kv_cache_specs(self) -> dict[str, LayerSpec]:
+        """What each layer keeps in the cache; a sharing layer has no entry."""
+        return {
+            name: layer.spec  # type: ignore[misc]
+            for name, layer in self.attention_layers.items()
+            if layer.kv_sharing_target is None
+        }
+
+    @torch.inference_mode()
+    def forward(
+        self, token_ids: torch.Tensor, positions: torch.Tensor, query_start: torch.Tensor, seq_lens: torch.Tensor
+    ) -> torch.Tensor:
+        """Hidden states [T, hidden_size] after the last norm, of the step's T tokens.
+
+        token_ids, positions: int64 [T], request after request; query_start: int32 [R + 1]; seq_lens: int32 [R], both as
+        in `AttentionMetadata`, which must be set in every layer's group.
+        """
+        hidden: torch.Tensor = self._base(input_ids=token_ids[None], position_ids=positions[None], use_cache=False)[0]
+        return hidden[0]
+
+    @torch.inference_mode()
+    def compute_logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """[N, vocab_size] from [N, hidden_size]."""
+        self._given_hidden.hidden = hidden[None]
+        output = self._head(input_ids=hidden.new_zeros((1, hidden.shape[0]), dtype=torch.long), use_cache=False)
+        logits: torch.Tensor = output.logits[0]
+        return logits
+
+
+class _GivenHidden(nn.Module):
+    """Stands in for the base model inside the causal-LM class, so that the class's own head runs on given rows.
+
+    Owns: the rows of the call under way. Never: registers the base model as a submodule.
+    """
+
+    def __init__(self, base: nn.Module, output_type: type) -> None:
+        super().__init__()
+        self.__dict__["_base"] = base
+        self._output_type = output_type
+        self.hidden: torch.Tensor | None = None
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            return getattr(self.__dict__["_base"], name)
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        return self._output_type(last_hidden_state=self.hidden)
+
+
+def adapt_model(
+    model: Any,
+    model_config: ModelConfig,
+    *,
+    backend: AttentionBackend,
+    max_model_len: int,
+    block_size: int,
+    kv_cache_dtype: str,
+) -> LoadedModel:
+    """Examine `model`, give each attention module an `AttentionLayer`, wrap it.
+
+    Raises `UnsupportedModelError` when the model computes something else than what its config promised or than Octavo
+    can compute; the message names the property.
+    """
+    base = getattr(model, model.base_model_prefix, None)
+    if base is None or base is model:
+        raise UnsupportedModelError(f"{type(model).__name__} has no base model apart from its head.", remedy=_REMEDY)
+    with torch.inference_mode():
+        calls, output = probe_attention(model, base, length=max_model_len, vocab_size=model_config.vocab_size)
+    _check_layers(calls, model_config, max_model_len)
+    layers: dict[str, AttentionLayer] = {}
+    for call in sorted(calls, key=lambda call: call.layer_index):
+        layer = _attention_layer(
+            call, model_config.layers[call.layer_index], backend, block_size=block_size, dtype=kv_cache_dtype
+        )
+        layers[layer.name] = layer
+        set_hook(call.module, BoundAttention(layer))
+    shared = {name: layer.kv_sharing_target for name, layer in layers.items() if layer.kv_sharing_target is not None}
+    return LoadedModel(
+        model, model_config=model_config, attention_layers=layers, shared_layers=shared, output_type=type(output)
+    )
+
+
+def _attention_layer(
+    call: AttentionCall, layer: LayerConfig, backend: AttentionBackend, *, block_size: int, dtype: str
+) -> AttentionLayer:
+    sizes: dict[str, Any] = {
+        "block_size": block_size,
+        "num_kv_heads": call.num_kv_heads,
+        "head_size": call.head_size,
+        "head_size_v": None if call.value_size == call.head_size else call.value_size,
+        "dtype": dtype,
+    }
+    window = layer.window if layer.kind == "sliding_window" else None
+    spec: AttentionSpec = FullAttentionSpec(**sizes) if window is None else SlidingWindowSpec(**sizes, window=window)
+    return AttentionLayer(
+        layer_name(call.layer_index),
+        spec=spec,
+        num_heads=call.num_heads,
+        scale=call.scale,
+        backend=backend,
+        window=window,
+        soft_cap=call.soft_cap,
+        sinks=call.sinks,
+        kv_sharing_target=None if call.shares_with is None else layer_name(call.shares_with),
+    )
+
+
+def _check_layers(calls: list[AttentionCall], model_config: ModelConfig, max_model_len: int) -> None:
+    """Refuse unless the layers that called are those that the config names, with the properties it names."""
+    called = {call.layer_index for call in calls}
+    for index, layer in enumerate(model_config.layers):
+        if (layer.kind != "none") != (index in called):
+            does = "never calls" if layer.kind != "none" else "calls"
+            raise UnsupportedModelError(
+                f"Layer {index} of {model_config.architecture} {does} transformers' attention interface, but its "
+                f"config makes it a layer of kind {layer.kind!r}.",
+                remedy=_REMEDY,
+                layer=index,
+            )
+    if called and max(called) >= len(model_config.layers):
+        raise UnsupportedModelError(
+            f"Layer {max(called)} computes attention, but the config has {len(model_config.layers)} layers.",
+            remedy=_REMEDY,
+        )
+    for call in calls:
+        _check_layer(call, model_config.layers[call.layer_index], max_model_len)
+
+
+def _check_layer(call: AttentionCall, layer: LayerConfig, max_model_len: int) -> None:
+    mask = call.mask
+    span = layer.window if layer.kind == "sliding_window" else None
+    expected = span if span is not None and span < max_model_len else None
+    found = mask.span if mask is not None and mask.kind == "window" else None
+    for name, promised, seen in (
+        ("number of KV heads", layer.num_kv_heads, call.num_kv_heads),
+        ("head size", layer.head_size, call.head_size),
+        ("value head size", layer.head_size_v or layer.head_size, call.value_size),
+        ("attention kind", True, mask is None or mask.kind != "chunk"),
+        ("window", expected, found),
+        ("shared layer", layer.kv_sharing_target, call.shares_with),
+    ):
+        if promised != seen:
+            raise UnsupportedModelError(
+                f"Layer {call.layer_index} has {name} {seen} when it runs, but its config says {promised}.",
+                remedy=_REMEDY,
+                layer=call.layer_index,
+            )

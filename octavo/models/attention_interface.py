@@ -1,0 +1,112 @@
+"""The one attention function that transformers' models call, and what it finds on their attention modules.
+
+Each attention module carries an `AttentionHook`. While the model is examined that is a recorder
+(`attention_probe.py`), afterwards a `BoundAttention` that goes through the KV cache.
+
+Two names are registered. `octavo` has no mask function, so models make no mask. `octavo-probe` has one, which hands
+the model a real mask of a few tokens with the mask's function attached: whatever reaches the attention function
+says which mask that layer would have used.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import Any
+
+import torch
+from torch import nn
+from transformers.masking_utils import AttentionMaskInterface, eager_mask
+from transformers.modeling_utils import AttentionInterface
+
+from octavo.attention.backend import AttentionLayer
+from octavo.errors import UnsupportedModelError
+
+ATTENTION_NAME = "octavo"
+PROBE_NAME = "octavo-probe"
+
+_HOOK = "octavo_attention"
+_MASK_FUNCTION = "octavo_mask_function"
+
+
+class AttentionHook(ABC):
+    """What an attention module's call becomes."""
+
+    @abstractmethod
+    def attend(
+        self,
+        module: nn.Module,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        mask: torch.Tensor | None,
+        options: dict[str, Any],
+    ) -> torch.Tensor:
+        """[1, tokens, heads, value size] from tensors of shape [1, heads, tokens, size]."""
+
+
+class BoundAttention(AttentionHook):
+    """Sends a module's queries, keys and values through its `AttentionLayer`. Owns: nothing. Never: copies them."""
+
+    def __init__(self, layer: AttentionLayer) -> None:
+        self.layer = layer
+
+    def attend(
+        self,
+        module: nn.Module,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        mask: torch.Tensor | None,
+        options: dict[str, Any],
+    ) -> torch.Tensor:
+        layer = self.layer
+        if layer.kv_sharing_target is not None:
+            return layer.forward(query[0].transpose(0, 1), None, None).unsqueeze(0)
+        return layer.forward(query[0].transpose(0, 1), key[0].transpose(0, 1), value[0].transpose(0, 1)).unsqueeze(0)
+
+
+def set_hook(module: nn.Module, hook: AttentionHook) -> None:
+    """Let `module`'s attention calls go to `hook`. Kept out of the module's own attributes: it is no submodule."""
+    module.__dict__[_HOOK] = hook
+
+
+def clear_hook(module: nn.Module) -> None:
+    module.__dict__.pop(_HOOK, None)
+
+
+def mask_function_of(mask: torch.Tensor | None) -> Any:
+    """The function behind a mask that transformers made while the probe was on; None when `mask` is another one."""
+    return getattr(mask, _MASK_FUNCTION, None)
+
+
+def attention_forward(
+    module: nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None = None,
+    **options: Any,
+) -> tuple[torch.Tensor, None]:
+    """The registered function: transformers' contract on both sides.
+
+    Raises `UnsupportedModelError` when a module calls that did not call while the model was examined.
+    """
+    hook = module.__dict__.get(_HOOK)
+    if hook is None:
+        raise UnsupportedModelError(
+            f"A {type(module).__name__} of the model computes attention only now and then.",
+            remedy="Octavo needs every attention layer in every step; use another model.",
+        )
+    return hook.attend(module, query, key, value, attention_mask, options), None
+
+
+def _probe_mask(*, mask_function: Any, **arguments: Any) -> torch.Tensor:
+    """transformers' own additive mask, carrying the function it was made from."""
+    mask: torch.Tensor = eager_mask(mask_function=mask_function, **arguments)
+    setattr(mask, _MASK_FUNCTION, mask_function)
+    return mask
+
+
+AttentionInterface.register(ATTENTION_NAME, attention_forward)
+AttentionInterface.register(PROBE_NAME, attention_forward)
+AttentionMaskInterface.register(PROBE_NAME, _probe_mask)

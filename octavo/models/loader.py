@@ -1,0 +1,176 @@
+"""Load a model: transformers' classes, the files' weights in the dtype of computation, attention through the cache."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from transformers.utils import logging as transformers_logging
+
+from octavo.attention.backend import AttentionBackend
+from octavo.config import ModelConfig, ModelSource
+from octavo.errors import ModelFileError, UnsupportedModelError
+from octavo.formats.model_config import read_hf_config
+from octavo.formats.source import ModelFiles
+from octavo.models.attention_interface import ATTENTION_NAME
+from octavo.models.gguf_weights import read_gguf_weights, rotary_factors
+from octavo.models.hf_adapter import LoadedModel, adapt_model
+from octavo.models.zoo import find_model
+
+_DTYPE_NAMES = {torch.float32: "float32", torch.bfloat16: "bfloat16", torch.float16: "float16"}
+
+_UNSUPPORTED_KINDS = {
+    "mla": "multi-head latent attention (MLA)",
+    "mamba": "a recurrent state (Mamba or linear attention)",
+    "chunked_local": "chunked-local attention",
+}
+
+
+def load_model(
+    source: ModelSource,
+    files: ModelFiles,
+    model_config: ModelConfig,
+    *,
+    device: torch.device,
+    dtype: torch.dtype,
+    backend: AttentionBackend,
+    block_size: int,
+    kv_cache_dtype: str,
+) -> LoadedModel:
+    """The model of `files`, ready to run once its layers are bound.
+
+    `kv_cache_dtype` is a dtype name, or `auto` for `dtype`. With `source.load_format` "dummy" the weights are random
+    (seeded by `source.seed`) and no weight file is read.
+
+    Raises `ModelFileError` when weights are missing, left over, misshapen or unreadable, `UnsupportedModelError`
+    (naming the property) when the model cannot be computed exactly.
+    """
+    _refuse_kinds(model_config)
+    config, model_class = find_model(read_hf_config(files))
+    if source.load_format == "dummy":
+        model = _random_model(model_class, config, dtype, source.seed)
+    elif files.weight_paths:
+        model = _build(model_class, config, dtype, _read_weights(files, model_class, config, dtype), files.path)
+    else:
+        raise ModelFileError(
+            f"{files.path} holds a config but no weights.",
+            remedy="Add the model's .safetensors files, or ask for random weights with --load-format dummy.",
+        )
+    if files.kind == "gguf":
+        _scale_rotary(model, rotary_factors(files.path))
+    model = model.to(device).eval()
+    limit = source.max_model_len
+    return adapt_model(
+        model,
+        model_config,
+        backend=backend,
+        max_model_len=limit if limit is not None and limit > 0 else model_config.max_position,
+        block_size=block_size,
+        kv_cache_dtype=_DTYPE_NAMES[dtype] if kv_cache_dtype == "auto" else kv_cache_dtype,
+    )
+
+
+def _refuse_kinds(model_config: ModelConfig) -> None:
+    for index, layer in enumerate(model_config.layers):
+        if layer.kind in _UNSUPPORTED_KINDS:
+            raise UnsupportedModelError(
+                f"Layer {index} of {model_config.architecture} has {_UNSUPPORTED_KINDS[layer.kind]}, which Octavo can "
+                "plan but not yet compute.",
+                remedy="Use a model with full or sliding-window attention.",
+                layer=index,
+            )
+
+
+def _random_model(model_class: Any, config: Any, dtype: torch.dtype, seed: int) -> Any:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        return _guarded(
+            model_class, lambda: model_class._from_config(config, dtype=dtype, attn_implementation=ATTENTION_NAME)
+        )
+
+
+def _build(model_class: Any, config: Any, dtype: torch.dtype, weights: dict[str, torch.Tensor], path: Path) -> Any:
+    """The model with these weights. transformers renames, merges and ties them as it does for its own checkpoints."""
+    had_progress = transformers_logging.is_progress_bar_enabled()
+    transformers_logging.disable_progress_bar()
+    try:
+        model, report = _guarded(
+            model_class,
+            lambda: model_class.from_pretrained(
+                None,
+                config=config,
+                state_dict=weights,
+                dtype=dtype,
+                attn_implementation=ATTENTION_NAME,
+                output_loading_info=True,
+                ignore_mismatched_sizes=True,
+            ),
+        )
+    finally:
+        if had_progress:
+            transformers_logging.enable_progress_bar()
+    for what, names in (
+        ("lacks weights that the model has", report["missing_keys"]),
+        ("holds weights that the model has not", report["unexpected_keys"]),
+        ("holds weights of another shape than the model's", [entry[0] for entry in report["mismatched_keys"]]),
+    ):
+        if names:
+            raise ModelFileError(f"{path} {what}: {_some(names)}.", remedy="Download it again, or convert it anew.")
+    return model
+
+
+def _guarded(model_class: Any, build: Any) -> Any:
+    try:
+        return build()
+    except (ModelFileError, MemoryError):
+        raise
+    except Exception as error:  # transformers raises errors of many kinds
+        raise UnsupportedModelError(
+            f"transformers cannot build {model_class.__name__} with its attention interface: "
+            f"{type(error).__name__}: {error}",
+            remedy="Octavo cannot run this model; use another one.",
+        ) from error
+
+
+def _some(names: Iterable[str]) -> str:
+    ordered = sorted(names)
+    listed = ", ".join(ordered[:3])
+    return listed if len(ordered) <= 3 else f"{listed} and {len(ordered) - 3} more"
+
+
+def _read_weights(files: ModelFiles, model_class: Any, config: Any, dtype: torch.dtype) -> dict[str, torch.Tensor]:
+    if files.kind == "folder":
+        return _read_safetensors(files.weight_paths)
+    with torch.device("meta"):
+        names = list(_guarded(model_class, lambda: model_class(config)).state_dict())
+    return read_gguf_weights(files.weight_paths, names, config, dtype)
+
+
+def _read_safetensors(paths: Iterable[Path]) -> dict[str, torch.Tensor]:
+    """Every tensor of the files as a view of the mapped file."""
+    weights: dict[str, torch.Tensor] = {}
+    for path in paths:
+        try:
+            with safe_open(path, framework="pt") as file:
+                for name in file.keys():  # noqa: SIM118 (not a mapping)
+                    weights[name] = file.get_tensor(name)
+        except (SafetensorError, OSError) as error:
+            raise ModelFileError(f"{path} cannot be read: {error}.", remedy="Download the file again.") from None
+    return weights
+
+
+def _scale_rotary(model: Any, factors: torch.Tensor | None) -> None:
+    """Divide the rotary frequencies by the factors that the file brings along."""
+    if factors is None:
+        return
+    buffers = [buffer for name, buffer in model.named_buffers() if name.rpartition(".")[2] == "inv_freq"]
+    if not buffers or any(buffer.shape != factors.shape for buffer in buffers):
+        raise ModelFileError(
+            f"The file has {factors.numel()} rotary factors, which fit none of the model's rotary embeddings.",
+            remedy="Use the safetensors version of the model.",
+        )
+    for buffer in buffers:
+        buffer /= factors.to(buffer.device)

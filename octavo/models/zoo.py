@@ -1,0 +1,45 @@
+"""Find a model's classes in transformers, by the `model_type` of its config, importing only that model's modules."""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING, CONFIG_MAPPING_NAMES, model_type_to_module_name
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+from octavo.errors import ModelFileError, UnsupportedModelError
+
+
+def find_model(hf_config: dict[str, Any]) -> tuple[Any, Any]:
+    """(config object, causal-LM class) of transformers for a config dict; the text part of a composite model.
+
+    Raises `UnsupportedModelError` when transformers has no such model type or no causal language model for it,
+    `ModelFileError` when the model type's config class refuses the fields.
+    """
+    model_type = hf_config.get("model_type")
+    if model_type not in CONFIG_MAPPING_NAMES:
+        raise UnsupportedModelError(
+            f"The config's model_type is {model_type!r}, which the installed transformers does not know.",
+            remedy="Install a transformers version that has it, or use another model.",
+        )
+    fields = {key: value for key, value in hf_config.items() if key != "model_type"}
+    try:
+        config = CONFIG_MAPPING[model_type].from_dict(fields)
+    except Exception as error:  # transformers raises errors of many kinds for fields it cannot use
+        raise ModelFileError(
+            f"transformers cannot use this config of type {model_type!r}: {error}",
+            remedy="Correct the config's fields, or download it again.",
+        ) from None
+    config = config.get_text_config()
+    class_name = MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.get(config.model_type)
+    if class_name is None:
+        raise UnsupportedModelError(
+            f"The model type {config.model_type!r} has no causal language model in transformers.",
+            remedy="Octavo runs causal language models only; use another model.",
+        )
+    if isinstance(class_name, tuple | list):
+        class_name = class_name[0]
+    module_name = model_type_to_module_name(config.model_type)
+    module = importlib.import_module(f"transformers.models.{module_name}.modeling_{module_name}")
+    return config, getattr(module, class_name)
