@@ -1,0 +1,40 @@
+"""Chunked local attention: a token reads the tokens of its own chunk, up to itself."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from octavo.cache.group_manager import GroupManager
+from octavo.cache.prefix_cache import PrefixCache
+from octavo.kv.specs import NULL_BLOCK, ChunkedLocalSpec
+
+
+class ChunkedLocalManager(GroupManager):
+    """Drops the blocks of finished chunks; a hit needs only the blocks of the chunk that the next token falls into."""
+
+    def __init__(self, spec: ChunkedLocalSpec, *, max_model_len: int, max_chunk_tokens: int) -> None:
+        super().__init__(spec, max_model_len=max_model_len, max_chunk_tokens=max_chunk_tokens)
+        self.chunk = spec.chunk
+
+    def max_blocks(self, num_tokens: int) -> int:
+        held = -(-(self.chunk + self.max_chunk_tokens) // self.block_size)
+        return min(self.num_table_blocks(num_tokens), held)
+
+    def num_dropped_blocks(self, num_computed: int) -> int:
+        return num_computed // self.chunk * self.chunk // self.block_size
+
+    def next_drop(self, num_dropped: int) -> int:
+        return -(-(num_dropped + 1) * self.block_size // self.chunk) * self.chunk
+
+    def find_hit(
+        self, prefixes: PrefixCache, nodes: Sequence[int], groups: Sequence[int], max_tokens: int, alignment: int
+    ) -> int:
+        first = self.num_dropped_blocks(max_tokens)
+        stop = max_tokens // self.block_size
+        inside = nodes[first:stop]
+        for group in groups:
+            blocks = prefixes.blocks(inside, group)
+            if NULL_BLOCK in blocks:
+                inside = inside[: blocks.index(NULL_BLOCK)]
+        tokens = (first + len(inside)) * self.block_size
+        return tokens - tokens % alignment

@@ -1,0 +1,26 @@
+"""Full attention, and whatever reads the whole prefix in the same way (multi-head latent attention)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from octavo.cache.group_manager import GroupManager
+from octavo.cache.prefix_cache import PrefixCache
+from octavo.kv.specs import NULL_BLOCK
+
+
+class FullAttentionManager(GroupManager):
+    """Keeps every block; a hit is the run of cached blocks from the start."""
+
+    reads_whole_prefix = True
+
+    def find_hit(
+        self, prefixes: PrefixCache, nodes: Sequence[int], groups: Sequence[int], max_tokens: int, alignment: int
+    ) -> int:
+        nodes = nodes[: max_tokens // self.block_size]
+        for group in groups:
+            blocks = prefixes.blocks(nodes, group)
+            if NULL_BLOCK in blocks:
+                nodes = nodes[: blocks.index(NULL_BLOCK)]
+        num_tokens = len(nodes) * self.block_size
+        return num_tokens - num_tokens % alignment

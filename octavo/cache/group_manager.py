@@ -1,0 +1,84 @@
+"""What a kind of attention must answer so that `KVCacheManager` can serve it."""
+
+from __future__ import annotations
+
+import abc
+from collections.abc import Sequence
+from typing import ClassVar
+
+from octavo.cache.prefix_cache import PrefixCache
+from octavo.kv.specs import LayerSpec
+
+NEVER = 2**62
+"""A number of tokens that no request reaches."""
+
+
+class GroupManager(abc.ABC):
+    """The rules of one group's kind: what it needs, what it may drop, what counts as a hit, what is worth caching.
+
+    Owns: its spec's numbers, nothing else.
+    Never: holds blocks or knows requests; the tables live in `KVCacheManager`, so one instance serves every request.
+
+    Parameters:
+        spec: the group's spec.
+        max_model_len, max_chunk_tokens: from the plan; they bound what one request holds at once.
+    """
+
+    caches_prefixes: ClassVar[bool] = True
+    """False for a kind whose content cannot be shared by requests."""
+    reads_whole_prefix: ClassVar[bool] = False
+    """True for a kind for which every shorter prefix of a hit is a hit too."""
+
+    def __init__(self, spec: LayerSpec, *, max_model_len: int, max_chunk_tokens: int) -> None:
+        self.spec = spec
+        self.block_size = spec.block_size
+        self.max_model_len = max_model_len
+        self.max_chunk_tokens = max_chunk_tokens
+
+    def num_table_blocks(self, num_tokens: int) -> int:
+        """Length of the table of a request of `num_tokens`, dropped places included."""
+        return -(-num_tokens // self.block_size)
+
+    def num_table_tokens(self, num_blocks: int) -> int:
+        """Most tokens for which a table of `num_blocks` suffices."""
+        return num_blocks * self.block_size
+
+    def max_blocks(self, num_tokens: int) -> int:
+        """Most blocks that a request of `num_tokens` holds at once, run in steps of at most `max_chunk_tokens`."""
+        return self.num_table_blocks(num_tokens)
+
+    def num_dropped_blocks(self, num_computed: int) -> int:
+        """Leading blocks that no later token reads, once `num_computed` tokens are in the cache."""
+        return 0
+
+    def next_drop(self, num_dropped: int) -> int:
+        """The number of computed tokens at which more than `num_dropped` leading blocks may be dropped."""
+        return NEVER
+
+    @abc.abstractmethod
+    def find_hit(
+        self, prefixes: PrefixCache, nodes: Sequence[int], groups: Sequence[int], max_tokens: int, alignment: int
+    ) -> int:
+        """Tokens of the longest usable hit, in whole blocks and in multiples of `alignment`; changes nothing.
+
+        Parameters:
+            nodes: the request's known prefixes, one for each block of this kind's size.
+            groups: groups of this spec; a block counts only when every one of them has it.
+            max_tokens: the hit may not be longer.
+        """
+
+    def first_hit_block(self, num_hit_tokens: int) -> int:
+        """The first block that a hit of `num_hit_tokens` needs; the table holds null blocks before it."""
+        return self.num_dropped_blocks(num_hit_tokens)
+
+    def blocks_to_cache(
+        self, start: int, stop: int, boundaries: Sequence[int], retention_interval: int | None
+    ) -> Sequence[int]:
+        """Which of the full blocks `start` .. `stop - 1` shall enter the prefix cache.
+
+        Parameters:
+            boundaries: numbers of tokens after which a later request is expected to go on.
+            retention_interval: None keeps every block; else a kind that reads only the end of a prefix keeps what is
+                needed at `boundaries` and, above 0, at every multiple of the interval.
+        """
+        return range(start, stop)

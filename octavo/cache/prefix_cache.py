@@ -1,0 +1,226 @@
+"""Which prefixes are known, and under which key of the pool each of them is cached, group by group.
+
+A prefix is a whole number of hash blocks (`hash_block_size` tokens each). Every known prefix has a small number, its
+*node*; a node is found by (node of the prefix one block shorter, content of the last block), where the content is the
+block's token ids as bytes, followed by the digests of media that overlap it. What holds for a whole request (cache
+salt, adapter) is the content of the chain's root.
+
+The look-up is a Python dict: its keyed hash (SipHash, random key per process) only finds the candidates, after which
+the dict compares the contents themselves, and the parents are equal by construction. So the chain of nodes compares
+every token of the prefix, and no collision can hand a request another prefix's cache.
+
+Node n in group g has key `n * num_groups + g` in the pool's index.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterable, Iterator, Sequence
+
+import numpy as np
+
+from octavo.cache.block_pool import BlockPool
+from octavo.errors import InvariantError
+from octavo.kv.specs import NULL_BLOCK
+
+NO_NODE = 0
+"""Node of no prefix: the parent of all roots."""
+
+PLAIN_ROOT = 1
+"""Root of requests without salt or adapter."""
+
+TOKEN_BYTES = 4
+
+
+def root_content(*, salt: str | None = None, adapter: str | None = None) -> bytes:
+    """What tells apart requests that must not share blocks at all; empty for a plain request."""
+    if salt is None and adapter is None:
+        return b""
+    parts = [b"-" if text is None else b"+" + text.encode("utf-8", "surrogatepass") for text in (salt, adapter)]
+    return b"".join(len(part).to_bytes(8, "little") + part for part in parts)
+
+
+def block_contents(
+    token_ids: array[int], block_size: int, first: int, stop: int, media: Sequence[tuple[int, int, bytes]] = ()
+) -> list[bytes]:
+    """The contents of blocks `first` .. `stop - 1` of `token_ids` (int32).
+
+    Parameters:
+        media: (first position, number of positions, digest) of each image or the like; token ids alone do not say
+            what stands at these positions.
+    """
+    size = block_size * TOKEN_BYTES
+    data = token_ids[first * block_size : stop * block_size].tobytes()
+    if stop - first == 1:
+        contents = [data]
+    else:
+        contents = np.frombuffer(data, dtype=f"V{size}").tolist()
+    for begin, length, digest in media:
+        for block in range(max(first, begin // block_size), min(stop, -(-(begin + length) // block_size))):
+            offset = begin - block * block_size
+            contents[block - first] += offset.to_bytes(8, "little", signed=True) + digest
+    return contents
+
+
+class PrefixCache:
+    """The tree of known prefixes over a pool's index.
+
+    A node lives while a block is cached under it, a longer prefix lives, or somebody holds it; so the number of nodes is
+    bounded by what is cached and running, not by what was ever seen.
+
+    Owns: the nodes, and how many holders each has.
+    Never: hands out blocks or knows which request uses them.
+    """
+
+    def __init__(self, pool: BlockPool, *, num_groups: int) -> None:
+        self.num_groups = num_groups
+        self._pool = pool
+        pool.on_vacant = self.vacate
+        self._nodes: dict[tuple[int, bytes], int] = {}
+        self._identity: list[tuple[int, bytes] | None] = [None]
+        self._holders: list[int] = [1]
+        """By node: longer prefixes by one block, plus requests that hold it."""
+        self._unused: list[int] = []
+        self.generation = 0
+        """Grows whenever a prefix may have been lost: what was looked up in another generation may be void."""
+        if self.hold_root(b"") != PLAIN_ROOT:
+            raise InvariantError("the plain root is not the first node")
+
+    @property
+    def num_nodes(self) -> int:
+        """Known prefixes, roots included."""
+        return len(self._nodes)
+
+    def root(self, content: bytes) -> int:
+        """The known root of that content, or `NO_NODE`."""
+        return self._nodes.get((NO_NODE, content), NO_NODE) if content else PLAIN_ROOT
+
+    def follow(self, node: int, contents: Iterable[bytes]) -> list[int]:
+        """The known nodes of the prefixes that extend `node` by one, two, ... of `contents`, up to the first unknown."""
+        find = self._nodes.get
+        nodes = []
+        for content in contents:
+            child = find((node, content))
+            if child is None:
+                break
+            nodes.append(child)
+            node = child
+        return nodes
+
+    def extend(self, node: int, contents: Sequence[bytes]) -> list[int]:
+        """As `follow`, but unknown prefixes become known. Moves one hold from `node` to the last node returned."""
+        nodes = self.follow(node, contents)
+        num_new = len(contents) - len(nodes)
+        if num_new:
+            parent = nodes[-1] if nodes else node
+            new = self._new_nodes(num_new)
+            identities = list(zip([parent, *new[:-1]], contents[len(nodes) :], strict=True))
+            self._nodes.update(zip(identities, new, strict=True))
+            for child, identity in zip(new, identities, strict=True):
+                self._identity[child] = identity
+                self._holders[child] = 1
+            self._holders[parent] += 1
+            self._holders[new[-1]] = 0
+            nodes += new
+        if nodes:
+            self.hold(nodes[-1])
+            self.release(node)
+        return nodes
+
+    def hold_root(self, content: bytes) -> int:
+        """The root of that content, made known if it is not, with one hold more."""
+        self.hold(NO_NODE)
+        return self.extend(NO_NODE, [content])[0]
+
+    def hold(self, node: int) -> None:
+        """Keep `node` and all it extends known until `release`."""
+        self._holders[node] += 1
+
+    def release(self, node: int) -> None:
+        """End a hold. Nodes that nothing keeps any more are forgotten, the longest prefix first."""
+        self._holders[node] -= 1
+        if not self._holders[node]:
+            self._forget(node)
+
+    def store(self, blocks: Sequence[int], nodes: Sequence[int], group: int) -> None:
+        """Let each of `blocks` be found under the node at the same place, in `group`."""
+        insert, num_groups = self._pool.insert, self.num_groups
+        for block, node in zip(blocks, nodes, strict=True):
+            insert(block, node * num_groups + group)
+
+    def block(self, node: int, group: int) -> int:
+        """The block cached for `node` in `group`, or the null block."""
+        return self._pool.find(node * self.num_groups + group)
+
+    def blocks(self, nodes: Sequence[int], group: int) -> list[int]:
+        """The block cached for each of `nodes` in `group`, the null block where there is none."""
+        num_groups = self.num_groups
+        first = self._pool.index_for((max(nodes) + 1) * num_groups) if nodes else ()
+        return [first[node * num_groups + group] for node in nodes]
+
+    def walk_back(self, nodes: Sequence[int], groups: Sequence[int]) -> Iterator[bool]:
+        """For each of `nodes`, from the last to the first: whether all `groups` have a block cached for it."""
+        num_groups = self.num_groups
+        first = self._pool.index_for((max(nodes) + 1) * num_groups) if nodes else ()
+        if len(groups) == 1:
+            group = groups[0]
+            return (first[node * num_groups + group] != NULL_BLOCK for node in reversed(nodes))
+        return (all(first[node * num_groups + group] for group in groups) for node in reversed(nodes))
+
+    def vacate(self, keys: Sequence[int]) -> None:
+        """The pool lost these keys: forget the nodes that only they kept."""
+        self.generation += 1
+        num_groups, holders = self.num_groups, self._holders
+        for key in keys:
+            node = key // num_groups
+            if not holders[node] and self._identity[node] is not None:
+                self._forget(node)
+
+    def check_integrity(self, held: Iterable[int]) -> None:
+        """Raise `InvariantError` unless holders, nodes and index agree, where requests hold the nodes `held`."""
+        expected = [0] * len(self._holders)
+        for parent, _ in self._nodes:
+            expected[parent] += 1
+        for node in held:
+            expected[node] += 1
+        expected[PLAIN_ROOT] += 1
+        expected[NO_NODE] += 1
+        if expected[NO_NODE:] != self._holders:
+            wrong = [node for node, count in enumerate(expected) if self._holders[node] != count]
+            raise InvariantError(f"nodes {wrong[:8]} count other holders than they have")
+        for identity, node in self._nodes.items():
+            if self._identity[node] != identity:
+                raise InvariantError(f"node {node} does not know its own content")
+            if not self._holders[node] and not self._is_cached(node):
+                raise InvariantError(f"node {node} is kept by nothing")
+        if len(self._nodes) + len(self._unused) + 1 != len(self._identity):
+            raise InvariantError("a node was lost")
+
+    def _new_nodes(self, count: int) -> list[int]:
+        """`count` unused nodes."""
+        reused = self._unused[-count:]
+        del self._unused[-count:]
+        missing = count - len(reused)
+        start = len(self._identity)
+        self._identity.extend([None] * missing)
+        self._holders.extend([0] * missing)
+        reused.extend(range(start, start + missing))
+        return reused
+
+    def _is_cached(self, node: int) -> bool:
+        start = node * self.num_groups
+        return any(self._pool.index_for(start + self.num_groups)[start : start + self.num_groups])
+
+    def _forget(self, node: int) -> None:
+        """Forget `node` unless a block is cached under it, then every shorter prefix that only it kept."""
+        holders = self._holders
+        while not holders[node] and not self._is_cached(node):
+            identity = self._identity[node]
+            if identity is None:
+                raise InvariantError(f"node {node} was forgotten twice")
+            del self._nodes[identity]
+            self._identity[node] = None
+            self._unused.append(node)
+            self.generation += 1
+            node = identity[0]
+            holders[node] -= 1

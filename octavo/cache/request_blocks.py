@@ -1,0 +1,65 @@
+"""What passes through the cache manager's door, and what it remembers of one request."""
+
+from __future__ import annotations
+
+import msgspec
+
+
+class BlockCounts(msgspec.Struct, frozen=True, kw_only=True):
+    """Where the blocks are. free + cached + used + 1 (null) = number of blocks."""
+
+    free: int
+    """Unreferenced, content worthless."""
+    cached: int
+    """Unreferenced, but a request with the same prefix can still use the content."""
+    used: int
+    """Referenced by at least one request."""
+
+
+class ComputedBlocks(msgspec.Struct, frozen=True, kw_only=True):
+    """A prefix hit. Valid until the next block is handed out; `allocate_slots` refuses a stale one."""
+
+    num_tokens: int
+    """Tokens that need not be computed; less than the request's tokens."""
+    block_ids: tuple[list[int], ...]
+    """Blocks to adopt, by group; 0 where the next token reads nothing."""
+    junction: int = 0
+    """Tokens of the longest hit of a single kind where that is longer than `num_tokens`, else 0. Other requests left
+    the shared path here, so windowed groups keep their blocks at this boundary."""
+    nodes: list[int] = []
+    """Nodes of the prefixes hit, one a hash block."""
+    generation: int = 0
+    """Of the prefix cache when this was looked up."""
+
+
+class PrefixStats(msgspec.Struct, frozen=True, kw_only=True):
+    """Sums over all first admissions of requests, since the start."""
+
+    query_tokens: int
+    hit_tokens: int
+
+
+class RequestBlocks:
+    """What `KVCacheManager` keeps of one admitted request.
+
+    Owns: its block tables and how far each group has got.
+    Never: decides anything.
+    """
+
+    __slots__ = ("boundaries", "nodes", "num_cached", "num_dropped", "quiet_until", "tables", "tip")
+
+    def __init__(self, tables: list[list[int]], num_dropped: list[int], nodes: list[int], tip: int) -> None:
+        self.tables = tables
+        """By group: block ids, 0 where nothing is kept."""
+        self.num_dropped = num_dropped
+        """By group: leading places of the table that hold no block any more."""
+        self.num_cached = [len(table) for table in tables]
+        """By group: leading blocks that were offered to the prefix cache."""
+        self.nodes = nodes
+        """Nodes of the prefixes so far, one a hash block."""
+        self.tip = tip
+        """The node held for this request: the last of `nodes`, or its root."""
+        self.boundaries: tuple[int, ...] = ()
+        """Numbers of tokens at which windowed groups keep their blocks in the prefix cache."""
+        self.quiet_until = 0
+        """Up to this many tokens there is nothing to allocate, to cache or to drop."""

@@ -1,0 +1,70 @@
+"""Sliding-window attention: a token reads itself and the `window - 1` tokens before it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from octavo.cache.group_manager import GroupManager
+from octavo.cache.prefix_cache import PrefixCache
+from octavo.kv.specs import SlidingWindowSpec
+
+
+class SlidingWindowManager(GroupManager):
+    """Drops blocks left of the window; a hit needs only the blocks that the next token reads.
+
+    With c tokens computed, the next token (position c) reads positions c - window + 1 .. c, so the first
+    floor((c - window + 1) / block_size) blocks are read no more, and a hit of c tokens, a multiple of the block size,
+    needs the ceil((window - 1) / block_size) blocks before it.
+    """
+
+    def __init__(self, spec: SlidingWindowSpec, *, max_model_len: int, max_chunk_tokens: int) -> None:
+        super().__init__(spec, max_model_len=max_model_len, max_chunk_tokens=max_chunk_tokens)
+        self.window = spec.window
+        self.num_window_blocks = -(-(spec.window - 1) // spec.block_size)
+
+    def max_blocks(self, num_tokens: int) -> int:
+        held = -(-(self.window - 1 + self.max_chunk_tokens) // self.block_size) + 1
+        return min(self.num_table_blocks(num_tokens), held)
+
+    def num_dropped_blocks(self, num_computed: int) -> int:
+        return max(0, num_computed - self.window + 1) // self.block_size
+
+    def next_drop(self, num_dropped: int) -> int:
+        return (num_dropped + 1) * self.block_size + self.window - 1
+
+    def find_hit(
+        self, prefixes: PrefixCache, nodes: Sequence[int], groups: Sequence[int], max_tokens: int, alignment: int
+    ) -> int:
+        nodes = nodes[: max_tokens // self.block_size]
+        run = 0
+        end = 0
+        for place, cached in enumerate(prefixes.walk_back(nodes, groups)):
+            if not cached:
+                run = 0
+                continue
+            if run == 0:
+                tokens = (len(nodes) - place) * self.block_size
+                if tokens % alignment:
+                    continue
+                end = tokens
+            run += 1
+            if run >= self.num_window_blocks:
+                return end
+        tokens = run * self.block_size
+        return tokens - tokens % alignment
+
+    def blocks_to_cache(
+        self, start: int, stop: int, boundaries: Sequence[int], retention_interval: int | None
+    ) -> Sequence[int]:
+        if retention_interval is None:
+            return range(start, stop)
+        size, reach = self.block_size, self.num_window_blocks
+        wanted: set[int] = set()
+        ends = [boundary // size for boundary in boundaries]
+        if retention_interval:
+            first = start * size // retention_interval
+            last = (stop + reach) * size // retention_interval
+            ends.extend(i * retention_interval // size for i in range(first, last + 1))
+        for end in ends:
+            wanted.update(range(max(start, end - reach), min(stop, end)))
+        return sorted(wanted)
