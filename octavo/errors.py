@@ -8,6 +8,7 @@
     │   ├── NoCacheMemoryError     not even one usable block fits
     │   ├── CacheTooSmallError     one request of max_model_len does not fit
     │   ├── AutoFitError           no length at all fits
+    │   ├── BlocksOverrideError    num_blocks_override asks for more than the budget
     │   └── LayoutError            the memory layout cannot express the specs
     ├── RequestError               one request is refused; nobody else is touched
     ├── BindError                  the loaded model disagrees with the plan
@@ -64,6 +65,10 @@ class CacheTooSmallError(PlanError):
 
 class AutoFitError(PlanError):
     """`max_model_len` was to be fitted to the budget, and no length fits."""
+
+
+class BlocksOverrideError(PlanError):
+    """`num_blocks_override` asks for more bytes than the budget has."""
 
 
 class LayoutError(PlanError):
