@@ -187,6 +187,10 @@ class BlockPool:
         self._others.setdefault(key, {})[block] = None
         return False
 
+    def forget(self, blocks: Iterable[int]) -> None:
+        """Let `blocks`, which are referenced, be found no more: their content turned out worthless."""
+        self._drop_keys([block for block in blocks if self._keys[block]])
+
     def reset(self) -> bool:
         """Forget every key. False, and nothing is changed, while any block is referenced."""
         if self.num_used:
@@ -233,7 +237,7 @@ class BlockPool:
 
     def _evict(self, count: int) -> list[int]:
         """Unlink the first `count` cached blocks of the line and take their keys."""
-        after, keys, first = self._next, self._keys, self._first
+        after = self._next
         block = 0
         evicted = []
         for _ in repeat(None, count):
@@ -244,9 +248,14 @@ class BlockPool:
         self._prev[rest] = 0
         self._num_cached -= count
         self.num_keys_evicted += count
+        self._drop_keys(evicted)
+        return evicted
+
+    def _drop_keys(self, blocks: Sequence[int]) -> None:
+        """Take the key of each block; all have one."""
+        keys, first, others = self._keys, self._first, self._others
         vacant = []
-        others = self._others
-        for block in evicted:
+        for block in blocks:
             key = keys[block]
             keys[block] = NO_KEY
             if key in others:
@@ -255,7 +264,6 @@ class BlockPool:
                 first[key] = NULL_BLOCK
                 vacant.append(key)
         self.on_vacant(vacant)
-        return evicted
 
     def _drop_shared(self, key: int, block: int) -> None:
         """Take `block` out of a key that several blocks hold; the one that held it next longest becomes the first."""

@@ -14,6 +14,9 @@ class FullAttentionManager(GroupManager):
 
     reads_whole_prefix = True
 
+    def max_growth(self, num_computed: int, num_tokens: int) -> int:
+        return self.num_table_blocks(num_tokens) - self.num_table_blocks(num_computed)
+
     def find_hit(
         self, prefixes: PrefixCache, nodes: Sequence[int], groups: Sequence[int], max_tokens: int, alignment: int
     ) -> int:

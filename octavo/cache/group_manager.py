@@ -47,6 +47,13 @@ class GroupManager(abc.ABC):
         """Most blocks that a request of `num_tokens` holds at once, run in steps of at most `max_chunk_tokens`."""
         return self.num_table_blocks(num_tokens)
 
+    def max_growth(self, num_computed: int, num_tokens: int) -> int:
+        """Most blocks that a request may still take from the pool on its way from `num_computed` to `num_tokens`.
+
+        What it drops on the way is not counted as given back: another request may hold it too.
+        """
+        return self.max_blocks(num_tokens)
+
     def num_dropped_blocks(self, num_computed: int) -> int:
         """Leading blocks that no later token reads, once `num_computed` tokens are in the cache."""
         return 0

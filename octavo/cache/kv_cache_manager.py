@@ -45,7 +45,7 @@ class KVCacheManager:
     ) -> None:
         self.num_blocks = config.num_blocks
         self.max_model_len = config.max_model_len
-        self.retention_interval = retention_interval
+        self.max_chunk_tokens = config.max_chunk_tokens
         self.admit_whole_prompt = admit_whole_prompt
         self.managers: tuple[GroupManager, ...] = tuple(
             make_group_manager(group.spec, max_model_len=config.max_model_len, max_chunk_tokens=config.max_chunk_tokens)
@@ -64,6 +64,7 @@ class KVCacheManager:
                 f" {self.scheduler_block_size} tokens.",
                 remedy="Set it to a multiple of that, to 0, or leave it out.",
             )
+        self._interval = self.scheduler_block_size if retention_interval is None else retention_interval
         self.enable_caching = enable_caching and all(manager.caches_prefixes for manager in self.managers)
         self._pool = BlockPool(config.num_blocks)
         self._prefixes = PrefixCache(self._pool, num_groups=max(1, len(self.managers)))
@@ -104,9 +105,16 @@ class KVCacheManager:
         )
 
     def allocate_slots(
-        self, request: Request, num_new_tokens: int, computed: ComputedBlocks | None = None
+        self,
+        request: Request,
+        num_new_tokens: int,
+        computed: ComputedBlocks | None = None,
+        *,
+        leave_free: int = 0,
     ) -> tuple[list[int], ...] | None:
         """Make room for the next `num_new_tokens` tokens of `request`; None when there is none.
+
+        There is none, too, when blocks are needed and fewer than `leave_free` would stay available.
 
         The tokens before them are `request.num_computed_tokens`, or on first admission the hit `computed`, as
         `get_computed_blocks` just answered. Blocks left of a window are dropped first, even if the rest fails; nothing
@@ -117,11 +125,11 @@ class KVCacheManager:
         """
         held = self._held.get(request.request_id)
         if held is None:
-            return self._admit(request, num_new_tokens, computed)
+            return self._admit(request, num_new_tokens, computed, leave_free)
         num_tokens = request.num_computed_tokens + num_new_tokens
         if num_tokens <= held.quiet_until:
             return self._nothing
-        return self._grow(request, held, num_tokens)
+        return self._grow(request, held, num_tokens, leave_free)
 
     def free(self, request: Request) -> None:
         """Drop every block of `request`, the last one of each group first; its cached content stays to be found.
@@ -136,6 +144,20 @@ class KVCacheManager:
             self._pool.free(table)
         if held.tip != NO_NODE:
             self._prefixes.release(held.tip)
+
+    def uncache(self, request: Request, num_tokens: int) -> None:
+        """Take out of the prefix cache what `request` entered beyond its first `num_tokens` tokens.
+
+        For a step that failed: its blocks were entered when they were allocated, and may never have been written.
+        """
+        held = self._held.get(request.request_id)
+        if held is None:
+            return
+        for group, manager in enumerate(self.managers):
+            place = num_tokens // manager.block_size
+            self._pool.forget(held.tables[group][place:])
+            held.num_cached[group] = min(held.num_cached[group], place)
+        held.quiet_until = 0
 
     def block_ids(self, request_id: str) -> tuple[list[int], ...]:
         """The request's tables by group, 0 where nothing is kept; empty lists when it holds nothing. To read only."""
@@ -170,6 +192,10 @@ class KVCacheManager:
     def max_blocks_of(self, num_tokens: int) -> int:
         """Most blocks, over all groups, that a request of `num_tokens` in all holds at once."""
         return sum(manager.max_blocks(num_tokens) for manager in self.managers)
+
+    def max_growth(self, num_computed: int, num_tokens: int) -> int:
+        """Most blocks that a request may still take from the pool on its way from `num_computed` to `num_tokens`."""
+        return sum(manager.max_growth(num_computed, num_tokens) for manager in self.managers)
 
     def can_ever_fit(self, num_tokens: int) -> bool:
         """Whether a request of `num_tokens` in all could run alone in this pool."""
@@ -210,7 +236,7 @@ class KVCacheManager:
         return length, longest
 
     def _admit(
-        self, request: Request, num_new_tokens: int, computed: ComputedBlocks | None
+        self, request: Request, num_new_tokens: int, computed: ComputedBlocks | None, leave_free: int
     ) -> tuple[list[int], ...] | None:
         """First allocation of a request: adopt the hit, then take blocks for the new tokens."""
         if computed is None:
@@ -225,7 +251,7 @@ class KVCacheManager:
             for manager, table in zip(managers, computed.block_ids, strict=True)
         ]
         available = pool.num_available - num_revived
-        if sum(missing) > available:
+        if sum(missing) > available - leave_free:
             return None
         if self.admit_whole_prompt and self._whole_prompt_blocks(request, computed) > available:
             return None
@@ -258,7 +284,9 @@ class KVCacheManager:
         self._held[request.request_id] = held
         return held
 
-    def _grow(self, request: Request, held: RequestBlocks, num_tokens: int) -> tuple[list[int], ...] | None:
+    def _grow(
+        self, request: Request, held: RequestBlocks, num_tokens: int, leave_free: int
+    ) -> tuple[list[int], ...] | None:
         """A later allocation: drop what the windows left behind, then take blocks up to `num_tokens`."""
         pool = self._pool
         num_computed = request.num_computed_tokens
@@ -272,7 +300,8 @@ class KVCacheManager:
                 table[first:stop] = [NULL_BLOCK] * (stop - first)
                 held.num_dropped[group] = stop
             missing.append(max(0, manager.num_table_blocks(num_tokens) - len(table)))
-        if sum(missing) > pool.num_available:
+        needed = sum(missing)
+        if needed and needed > pool.num_available - leave_free:
             return None
         new = tuple([pool.take(count) for count in missing])
         for table, blocks in zip(held.tables, new, strict=True):
@@ -313,7 +342,7 @@ class KVCacheManager:
             table = held.tables[group]
             places = [
                 place
-                for place in manager.blocks_to_cache(first, stop, held.boundaries, self.retention_interval)
+                for place in manager.blocks_to_cache(first, stop, held.boundaries, self._interval)
                 if table[place] != NULL_BLOCK
             ]
             prefixes.store(
