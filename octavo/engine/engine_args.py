@@ -1,0 +1,168 @@
+"""Flat keywords, as `LLM(...)` and the command line take them, to the parts of an `EngineConfig`.
+
+One table: keyword, the part and field it sets, how its value is read. The names that users of vLLM know work as well.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable, Mapping
+from typing import Any, TypedDict
+
+from octavo.config import (
+    CacheConfig,
+    EngineConfig,
+    ModelSource,
+    ParallelConfig,
+    SchedulerConfig,
+    parse_bytes,
+    resolve_engine_config,
+)
+from octavo.errors import ConfigError
+
+
+class EngineOptions(TypedDict, total=False):
+    """The keywords of `LLM(...)` beside `model`. An absent keyword, and None, take the default.
+
+    Sizes in bytes may be numbers or texts with a unit (`"1GiB"`). Each field is explained in `octavo/config.py`.
+    """
+
+    tokenizer: str | None
+    revision: str | None
+    dtype: str
+    max_model_len: int | None
+    load_format: str
+    trust_remote_code: bool
+    seed: int | None
+    block_size: int | None
+    kv_memory: int | str | None
+    kv_cache_memory_bytes: int | str | None
+    memory_utilization: float
+    gpu_memory_utilization: float
+    kv_cache_dtype: str
+    enable_prefix_caching: bool
+    num_blocks_override: int | None
+    num_gpu_blocks_override: int | None
+    max_num_batched_tokens: int | None
+    max_num_seqs: int | None
+    scheduling_policy: str
+    enable_chunked_prefill: bool
+    max_chunk_tokens: int | None
+    tensor_parallel_size: int
+    pipeline_parallel_size: int
+    distributed_executor_backend: str | None
+    device: str
+    enforce_eager: bool
+    disable_log_stats: bool
+
+
+def _same(value: Any) -> Any:
+    return value
+
+
+def _text(value: Any) -> str:
+    return str(value).removeprefix("torch.")
+
+
+_FIELDS: dict[str, tuple[str, str, Callable[[Any], Any]]] = {
+    "model": ("model", "model", str),
+    "tokenizer": ("model", "tokenizer", _same),
+    "revision": ("model", "revision", _same),
+    "dtype": ("model", "dtype", _text),
+    "max_model_len": ("model", "max_model_len", _same),
+    "load_format": ("model", "load_format", _same),
+    "trust_remote_code": ("model", "trust_remote_code", _same),
+    "seed": ("model", "seed", _same),
+    "block_size": ("cache", "block_size", _same),
+    "kv_memory": ("cache", "kv_memory_bytes", parse_bytes),
+    "memory_utilization": ("cache", "memory_utilization", _same),
+    "kv_cache_dtype": ("cache", "kv_cache_dtype", _text),
+    "enable_prefix_caching": ("cache", "enable_prefix_caching", _same),
+    "num_blocks_override": ("cache", "num_blocks_override", _same),
+    "max_num_batched_tokens": ("scheduler", "max_num_batched_tokens", _same),
+    "max_num_seqs": ("scheduler", "max_num_seqs", _same),
+    "scheduling_policy": ("scheduler", "policy", _same),
+    "enable_chunked_prefill": ("scheduler", "enable_chunked_prefill", _same),
+    "max_chunk_tokens": ("scheduler", "max_chunk_tokens", _same),
+    "tensor_parallel_size": ("parallel", "tensor_parallel_size", _same),
+    "pipeline_parallel_size": ("parallel", "pipeline_parallel_size", _same),
+    "distributed_executor_backend": ("parallel", "executor", _same),
+    "device": ("parallel", "device", _same),
+}
+"""Keyword -> (part, field, reader)."""
+
+_ALIASES = {
+    "kv_cache_memory_bytes": "kv_memory",
+    "kv_memory_bytes": "kv_memory",
+    "gpu_memory_utilization": "memory_utilization",
+    "num_gpu_blocks_override": "num_blocks_override",
+}
+
+_WITHOUT_EFFECT = ("enforce_eager", "disable_log_stats")
+"""Keywords of vLLM that ask for what Octavo does anyway."""
+
+_CHOICES: dict[str, tuple[str, ...]] = {"load_format": ("auto", "dummy"), "scheduling_policy": ("fcfs", "priority")}
+
+
+def engine_config_from(keywords: Mapping[str, Any]) -> EngineConfig:
+    """The checked config that `keywords` describe; a keyword that is absent or None keeps its default.
+
+    Raises `ConfigError` for an unknown keyword (with the nearest known ones), for two names of one field, and for every
+    value that `resolve_engine_config` refuses.
+    """
+    parts: dict[str, dict[str, Any]] = {"model": {}, "cache": {}, "scheduler": {}, "parallel": {}}
+    for given, value in keywords.items():
+        name = _ALIASES.get(given, given)
+        if name not in _FIELDS and name not in _WITHOUT_EFFECT:
+            raise _unknown(given)
+        if value is None or name in _WITHOUT_EFFECT:
+            continue
+        _check_kind(given, name, value)
+        part, field, read = _FIELDS[name]
+        if field in parts[part]:
+            raise ConfigError(f"{given} is given twice, under two names.", remedy="Give one of them.")
+        parts[part][field] = read(value)
+    if "model" not in parts["model"]:
+        raise ConfigError("No model is given.", remedy='Name one, e.g. model="demo".')
+    return resolve_engine_config(
+        EngineConfig(
+            model=ModelSource(**parts["model"]),
+            cache=CacheConfig(**parts["cache"]),
+            scheduler=SchedulerConfig(**parts["scheduler"]),
+            parallel=ParallelConfig(**parts["parallel"]),
+        )
+    )
+
+
+_NUMBERS = {
+    "max_model_len": int,
+    "seed": int,
+    "block_size": int,
+    "num_blocks_override": int,
+    "max_num_batched_tokens": int,
+    "max_num_seqs": int,
+    "max_chunk_tokens": int,
+    "tensor_parallel_size": int,
+    "pipeline_parallel_size": int,
+    "memory_utilization": float,
+}
+
+
+def _check_kind(given: str, name: str, value: Any) -> None:
+    """Refuse a value that is no number where one is needed, or not one of the words that are known."""
+    if name in _CHOICES and value not in _CHOICES[name]:
+        raise ConfigError(f"{given} is {value!r}.", remedy=f"It must be one of {', '.join(_CHOICES[name])}.")
+    kind = _NUMBERS.get(name)
+    if kind is None:
+        return
+    allowed = (int, float) if kind is float else (int,)
+    if isinstance(value, bool) or not isinstance(value, allowed):
+        what = "a number" if kind is float else "a whole number"
+        raise ConfigError(f"{given} is {value!r}.", remedy=f"It must be {what}.")
+
+
+def _unknown(given: str) -> ConfigError:
+    known = sorted([*_FIELDS, *_ALIASES, *_WITHOUT_EFFECT])
+    near = difflib.get_close_matches(given, known, n=3, cutoff=0.6)
+    remedy = f"Did you mean {' or '.join(near)}?" if near else f"Known are: {', '.join(sorted(_FIELDS))}."
+    return ConfigError(f"{given} is no option of an engine.", remedy=remedy)
