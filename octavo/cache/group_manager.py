@@ -78,14 +78,13 @@ class GroupManager(abc.ABC):
         """The first block that a hit of `num_hit_tokens` needs; the table holds null blocks before it."""
         return self.num_dropped_blocks(num_hit_tokens)
 
-    def blocks_to_cache(
-        self, start: int, stop: int, boundaries: Sequence[int], retention_interval: int | None
-    ) -> Sequence[int]:
+    def blocks_to_cache(self, start: int, stop: int, boundaries: Sequence[int], interval: int) -> Sequence[int]:
         """Which of the full blocks `start` .. `stop - 1` shall enter the prefix cache.
+
+        A kind that reads the whole prefix keeps them all; one that reads only the end keeps what it reads there.
 
         Parameters:
             boundaries: numbers of tokens after which a later request is expected to go on.
-            retention_interval: None keeps every block; else a kind that reads only the end of a prefix keeps what is
-                needed at `boundaries` and, above 0, at every multiple of the interval.
+            interval: above 0, every multiple of it is such a boundary too.
         """
         return range(start, stop)

@@ -20,7 +20,7 @@ class SlidingWindowManager(GroupManager):
     def __init__(self, spec: SlidingWindowSpec, *, max_model_len: int, max_chunk_tokens: int) -> None:
         super().__init__(spec, max_model_len=max_model_len, max_chunk_tokens=max_chunk_tokens)
         self.window = spec.window
-        self.num_window_blocks = -(-(spec.window - 1) // spec.block_size)
+        self.num_window_blocks = max(1, -(-(spec.window - 1) // spec.block_size))
 
     def max_blocks(self, num_tokens: int) -> int:
         held = -(-(self.window - 1 + self.max_chunk_tokens) // self.block_size) + 1
@@ -53,18 +53,14 @@ class SlidingWindowManager(GroupManager):
         tokens = run * self.block_size
         return tokens - tokens % alignment
 
-    def blocks_to_cache(
-        self, start: int, stop: int, boundaries: Sequence[int], retention_interval: int | None
-    ) -> Sequence[int]:
-        if retention_interval is None:
-            return range(start, stop)
+    def blocks_to_cache(self, start: int, stop: int, boundaries: Sequence[int], interval: int) -> Sequence[int]:
         size, reach = self.block_size, self.num_window_blocks
-        wanted: set[int] = set()
+        if 0 < interval <= reach * size:
+            return range(start, stop)
         ends = [boundary // size for boundary in boundaries]
-        if retention_interval:
-            first = start * size // retention_interval
-            last = (stop + reach) * size // retention_interval
-            ends.extend(i * retention_interval // size for i in range(first, last + 1))
+        if interval:
+            ends.extend(range(start * size // interval * interval // size, stop + reach + 1, interval // size))
+        wanted: set[int] = set()
         for end in ends:
             wanted.update(range(max(start, end - reach), min(stop, end)))
         return sorted(wanted)
