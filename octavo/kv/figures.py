@@ -90,7 +90,8 @@ def plan_figures(
     specs_by_rank: Sequence[Mapping[str, LayerSpec]],
     available_bytes: Sequence[int],
     block_bytes: Sequence[int],
-    enable_prefix_caching: bool,
+    scheduler_block_size: int,
+    hash_block_size: int,
 ) -> PlanFigures:
     """Figures of a plan whose groups over all ranks are `groups` and whose blocks take `block_bytes` on each rank."""
     per_request = sum(counts.blocks_per_request)
@@ -102,7 +103,6 @@ def plan_figures(
     elif per_request:
         concurrency = usable / per_request
         capacity = usable * counts.max_model_len // per_request
-    scheduler_block_size, hash_block_size = block_sizes(groups, enable_prefix_caching=enable_prefix_caching)
     return PlanFigures(
         num_blocks=counts.num_blocks,
         usable_blocks=usable,
@@ -120,19 +120,23 @@ def plan_figures(
     )
 
 
-def block_sizes(groups: Sequence[KVCacheGroupSpec], *, enable_prefix_caching: bool) -> tuple[int, int]:
+def block_sizes(
+    groups: Sequence[KVCacheGroupSpec], *, enable_prefix_caching: bool, context_parallel_size: int
+) -> tuple[int, int]:
     """(scheduler block, hash block): least common multiple and greatest common divisor of the groups' block sizes.
 
     Both are the least common multiple where no prefix is looked up: caching is off, or a group keeps only a running
-    state. Groups whose blocks cannot be shared do not count for the hash block.
+    state. Groups whose blocks cannot be shared do not count for the hash block. A block whose tokens are spread over
+    ranks covers that many times its size; a single group's always does.
     """
-    sizes = [group.spec.block_size * group.spec.context_parallel_size for group in groups]
-    scheduler = math.lcm(*sizes) if sizes else 1
-    running_state = any(isinstance(g.spec, MambaSpec) and g.spec.cache_mode != "align" for g in groups)
-    hashed = [size for group, size in zip(groups, sizes, strict=True) if group.spec.prefix_cacheable]
-    if not enable_prefix_caching or running_state or not hashed:
+    spread = [context_parallel_size if len(groups) == 1 else group.spec.context_parallel_size for group in groups]
+    sizes = [group.spec.block_size * ranks for group, ranks in zip(groups, spread, strict=True)]
+    scheduler = math.lcm(*sizes)
+    running_state = any(isinstance(group.spec, MambaSpec) and group.spec.cache_mode != "align" for group in groups)
+    if not enable_prefix_caching or running_state:
         return scheduler, scheduler
-    return scheduler, math.gcd(*hashed)
+    hashed = [size for group, size in zip(groups, sizes, strict=True) if group.spec.prefix_cacheable]
+    return scheduler, math.gcd(*(hashed or sizes))
 
 
 def _rank_figures(

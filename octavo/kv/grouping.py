@@ -89,22 +89,27 @@ def foldings(layers: Mapping[str, LayerSpec], stages: Stages, *, hybrid: bool, r
     bucket = _one_group(layers)
     if bucket is not None:
         return [_fold((bucket,), (1,), stages)]
-    paged = unify_pages(layers, pad_latent=not reference)
-    plain = _one_group(without_windows(layers)) if paged is None or _padded(layers, paged) else None
-    folds: list[Fold] = []
-    if paged is not None:
-        buckets = bucket_layers(paged)
-        counts = [_reference_counts(buckets)] if reference else _all_counts(buckets, stages)
-        folds += [_fold(buckets, count, stages) for count in counts]
-    if plain is not None and (paged is None or not reference):
-        folds.append(_fold((plain,), (1,), stages))
-    if not folds:
-        raise LayoutError(
-            "The pages of multi-head latent attention do not divide the largest page "
-            f"({max(spec.page_bytes for spec in layers.values())} bytes), and cannot be padded in this grouping.",
-            remedy="Use the fewest-bytes grouping, or choose block sizes whose pages divide each other.",
-        )
-    return folds
+    paged = unify_pages(layers, pad_latent=False)
+    if paged is None:
+        plain = _plain(layers)
+        if reference and plain is None:
+            raise LayoutError(
+                "The pages of multi-head latent attention do not divide the largest page "
+                f"({max(spec.page_bytes for spec in layers.values())} bytes), and this grouping does not pad them.",
+                remedy="Use the fewest-bytes grouping, or block sizes whose pages divide each other.",
+            )
+        paged = unify_pages(layers, pad_latent=True)
+    elif _padded(layers, paged):
+        plain = None if reference else _plain(layers)
+    else:
+        plain = None
+    whole = [_fold((plain,), (1,), stages)] if plain is not None else []
+    if reference and whole:
+        return whole
+    assert paged is not None
+    buckets = bucket_layers(paged)
+    counts = [_reference_counts(buckets)] if reference else _all_counts(buckets, stages)
+    return whole + [_fold(buckets, count, stages) for count in counts]
 
 
 def merge_specs(specs: Iterable[LayerSpec]) -> LayerSpec | None:
@@ -132,12 +137,13 @@ def merge_specs(specs: Iterable[LayerSpec]) -> LayerSpec | None:
 def without_windows(layers: Mapping[str, LayerSpec]) -> Mapping[str, LayerSpec]:
     """`layers` with windowed and chunked ones planned as full attention, where layers that keep every token occur.
 
-    Computation stays as it is; the promoted layers take the block size of the full ones.
+    Computation stays as it is; the promoted layers take the block size of the full ones, where these have only one.
     """
-    keep_all = [spec for spec in layers.values() if spec.uniform_key[0] == "every token"]
-    if not keep_all:
+    block_sizes = {spec.block_size for spec in layers.values() if spec.keeps_every_token}
+    if not block_sizes:
         return layers
-    return {name: _without_window(spec, keep_all[0].block_size) for name, spec in layers.items()}
+    common = block_sizes.pop() if len(block_sizes) == 1 else None
+    return {name: _without_window(spec, common or spec.block_size) for name, spec in layers.items()}
 
 
 def unify_pages(layers: Mapping[str, LayerSpec], *, pad_latent: bool) -> Mapping[str, LayerSpec] | None:
@@ -187,12 +193,23 @@ def _one_group(layers: Mapping[str, LayerSpec]) -> Bucket | None:
     return None
 
 
+def _plain(layers: Mapping[str, LayerSpec]) -> Bucket | None:
+    """One group of all layers, each with a page of its own and without padding, where windowed layers kept every token.
+
+    Only for sliding windows: None where others would have to be promoted, or the kinds differ even so.
+    """
+    if any(isinstance(spec, ChunkedLocalSpec) for spec in layers.values()):
+        return None
+    return _one_group(without_windows(layers))
+
+
 def _without_window(spec: LayerSpec, block_size: int) -> LayerSpec:
     if not isinstance(spec, SlidingWindowSpec | ChunkedLocalSpec):
         return spec
+    padded = spec.page_size_padded
     return FullAttentionSpec(
         block_size=block_size,
-        page_size_padded=spec.page_size_padded,
+        page_size_padded=None if padded is None else max(padded, block_size * spec.token_bytes),
         num_kv_heads=spec.num_kv_heads,
         head_size=spec.head_size,
         head_size_v=spec.head_size_v,

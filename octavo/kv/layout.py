@@ -1,4 +1,4 @@
-"""Where a token lies: from a plan to tensors, slots, byte ranges and strides. Pure arithmetic on a `KVCacheConfig`.
+"""Where a token lies: the tensors of a plan, and from them slots, byte ranges and strides. Pure arithmetic.
 
 position p of a request -> block p // block_size of its table -> slot = block_id * block_size + p % block_size
 slot of a layer         -> bytes block_id * page_bytes + offset * token_bytes of the layer's tensor
@@ -6,12 +6,20 @@ slot of a layer         -> bytes block_id * page_bytes + offset * token_bytes of
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import msgspec
 
 from octavo.errors import LayoutError
-from octavo.kv.specs import AttentionSpec, KVCacheConfig, LayerSpec, MambaSpec, dtype_bytes
+from octavo.kv.specs import (
+    AttentionSpec,
+    KVCacheConfig,
+    KVCacheGroupSpec,
+    KVCacheTensor,
+    LayerSpec,
+    MambaSpec,
+    dtype_bytes,
+)
 
 
 class LayerPlacement(msgspec.Struct, frozen=True, kw_only=True):
@@ -38,6 +46,45 @@ class StridedView(msgspec.Struct, frozen=True, kw_only=True):
     """The same for both: V lies behind K of the same token and head."""
     key_offset: int
     value_offset: int
+
+
+def rank_groups(groups: Sequence[KVCacheGroupSpec], specs: Mapping[str, LayerSpec]) -> tuple[KVCacheGroupSpec, ...]:
+    """`groups` as a rank sees them that holds the layers of `specs`: as many, some perhaps empty."""
+    own = []
+    for group in groups:
+        held = [i for i, name in enumerate(group.layer_names) if name in specs]
+        own.append(
+            KVCacheGroupSpec(
+                layer_names=tuple(group.layer_names[i] for i in held),
+                spec=group.spec,
+                layer_specs=None if group.layer_specs is None else tuple(group.layer_specs[i] for i in held),
+            )
+        )
+    return tuple(own)
+
+
+def pool_tensors(
+    groups: Sequence[KVCacheGroupSpec], num_blocks: int, *, equal_side_by_side: bool
+) -> tuple[KVCacheTensor, ...]:
+    """One tensor for each slot index, shared by that layer of every group.
+
+    A group with pages of different sizes is alone, and its tensors differ in size: in the order of its layers, or
+    with layers of equal spec side by side, as the reference lays them.
+    """
+    if groups[0].layer_specs is not None:
+        specs = dict(zip(groups[0].layer_names, groups[0].layer_specs, strict=True))
+        names = list(specs)
+        if equal_side_by_side:
+            first_seen = {spec: i for i, spec in enumerate(dict.fromkeys(specs.values()))}
+            names.sort(key=lambda name: first_seen[specs[name]])
+        return tuple(KVCacheTensor(size_bytes=specs[name].page_bytes * num_blocks, shared_by=(name,)) for name in names)
+    return tuple(
+        KVCacheTensor(
+            size_bytes=groups[0].spec.page_bytes * num_blocks,
+            shared_by=tuple(group.layer_names[i] for group in groups if i < len(group.layer_names)),
+        )
+        for i in range(max(len(group.layer_names) for group in groups))
+    )
 
 
 def placements(config: KVCacheConfig) -> dict[str, LayerPlacement]:

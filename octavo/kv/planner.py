@@ -18,23 +18,21 @@ from typing import Literal
 
 import msgspec
 
-from octavo.errors import ConfigError, LayoutError
-from octavo.kv.budget import Budget, Reservation
-from octavo.kv.figures import Counts, PlanFigures, plan_figures
-from octavo.kv.grouping import Fold, Stages, foldings
-from octavo.kv.refusal import Question, refuse_fit, refuse_length, refuse_override
-from octavo.kv.specs import (
-    AttentionSpec,
-    KVCacheConfig,
-    KVCacheGroupSpec,
-    KVCacheTensor,
-    LayerSpec,
-    MambaSpec,
-    MLASpec,
+from octavo.kv.arguments import (
+    all_layers,
+    check_layout,
+    check_numbers,
+    check_pages,
+    check_ranks,
+    check_shared,
+    spread,
 )
-
-LAYER_OUTERMOST = {"LBNHC": True, "NHD": True, "LBHNC": True, "HND": True, "LHBNC": False}
-"""Memory layouts by the order of layer, block, head, token (N) and content; True where a page is one byte range."""
+from octavo.kv.budget import Budget, Reservation
+from octavo.kv.figures import Counts, PlanFigures, block_sizes, plan_figures
+from octavo.kv.grouping import Fold, Stages, foldings
+from octavo.kv.layout import pool_tensors, rank_groups
+from octavo.kv.refusal import Question, refuse_fit, refuse_length, refuse_override
+from octavo.kv.specs import KVCacheConfig, KVCacheGroupSpec, LayerSpec
 
 
 class PlanOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -68,10 +66,23 @@ class PlanOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Grouping, reservation, null accounting and the wording of failures as the reference has them."""
 
 
+_NUMBERS = (
+    "max_model_len",
+    "max_num_batched_tokens",
+    "max_chunk_tokens",
+    "max_overlapping_steps",
+    "num_blocks_override",
+    "context_parallel_size",
+)
+"""Options that must be at least 1 where they are given."""
+
+
 class KVCachePlan(msgspec.Struct, frozen=True, kw_only=True):
     """A finished plan. Every rank takes `configs[global_rank]`."""
 
     configs: tuple[KVCacheConfig, ...]
+    groups: tuple[KVCacheGroupSpec, ...]
+    """The groups over all ranks; a rank's config has its own layers of each."""
     figures: PlanFigures
 
 
@@ -91,12 +102,13 @@ def plan_kv_cache(
     All ranks get the same groups and the same number of blocks: the fewest that any rank holds. Raises `ConfigError`
     for impossible arguments and a `PlanError` where no plan exists, with the remedy.
     """
-    _check_arguments(specs_by_rank, available_bytes, options)
+    check_numbers({name: getattr(options, name) for name in _NUMBERS})
+    check_ranks(specs_by_rank, available_bytes)
+    check_layout(options.layout, reference=options.reference)
     shared = [dict(layers) for layers in shared_layers_by_rank or [{} for _ in specs_by_rank]]
-    specs_by_rank = [_spread(specs, options.context_parallel_size) for specs in specs_by_rank]
-    layers = _all_layers(specs_by_rank)
-    _check_layout(layers, options)
-    _check_shared(shared, specs_by_rank)
+    check_shared(shared, specs_by_rank)
+    specs_by_rank = [spread(specs, options.context_parallel_size) for specs in specs_by_rank]
+    layers = all_layers(specs_by_rank)
     if not layers:
         return _plan_without_cache(len(specs_by_rank), available_bytes, options, shared)
     stages = Stages.of(specs_by_rank)
@@ -170,6 +182,11 @@ def _finish(
         blocks_per_request=tuple(blocks_of(group.spec) for group in groups),
         count_null_block=options.reference or options.count_null_block,
     )
+    scheduler_block_size, hash_block_size = block_sizes(
+        groups,
+        enable_prefix_caching=options.enable_prefix_caching,
+        context_parallel_size=options.context_parallel_size,
+    )
     ranks = range(len(specs_by_rank))
     figures = plan_figures(
         counts,
@@ -177,55 +194,24 @@ def _finish(
         specs_by_rank=specs_by_rank,
         available_bytes=question.budget.available,
         block_bytes=[question.budget.block_bytes(fold, rank) for rank in ranks],
-        enable_prefix_caching=options.enable_prefix_caching,
+        scheduler_block_size=scheduler_block_size,
+        hash_block_size=hash_block_size,
     )
     configs = []
     for rank in ranks:
-        own = tuple(_own_layers(group, specs_by_rank[rank]) for group in groups)
+        own = rank_groups(groups, specs_by_rank[rank])
+        check_pages(options.layout, own)
         configs.append(
             KVCacheConfig(
                 num_blocks=counts.num_blocks,
                 groups=own,
-                tensors=_tensors(own, counts.num_blocks, by_page=options.reference),
+                tensors=pool_tensors(own, counts.num_blocks, equal_side_by_side=options.reference),
                 shared_layers=shared[rank],
                 max_model_len=length,
                 max_chunk_tokens=counts.max_chunk_tokens,
             )
         )
-    return KVCachePlan(configs=tuple(configs), figures=figures)
-
-
-def _own_layers(group: KVCacheGroupSpec, specs: Mapping[str, LayerSpec]) -> KVCacheGroupSpec:
-    """`group` as a rank sees it that holds the layers of `specs`."""
-    own = [name in specs for name in group.layer_names]
-    return KVCacheGroupSpec(
-        layer_names=tuple(name for name, held in zip(group.layer_names, own, strict=True) if held),
-        spec=group.spec,
-        layer_specs=group.layer_specs
-        and tuple(spec for spec, held in zip(group.layer_specs, own, strict=True) if held),
-    )
-
-
-def _tensors(groups: Sequence[KVCacheGroupSpec], num_blocks: int, *, by_page: bool) -> tuple[KVCacheTensor, ...]:
-    """One tensor for each slot index, shared by that layer of every group.
-
-    A group with pages of different sizes is alone, and its tensors differ in size: in the order of its layers, or
-    with equal pages side by side (`by_page`, as the reference lays them).
-    """
-    if groups[0].layer_specs is not None:
-        pages = dict(zip(groups[0].layer_names, (spec.page_bytes for spec in groups[0].layer_specs), strict=True))
-        names = list(pages)
-        if by_page:
-            first_seen = list(dict.fromkeys(pages.values()))
-            names.sort(key=lambda name: first_seen.index(pages[name]))
-        return tuple(KVCacheTensor(size_bytes=pages[name] * num_blocks, shared_by=(name,)) for name in names)
-    return tuple(
-        KVCacheTensor(
-            size_bytes=groups[0].spec.page_bytes * num_blocks,
-            shared_by=tuple(group.layer_names[i] for group in groups if i < len(group.layer_names)),
-        )
-        for i in range(max(len(group.layer_names) for group in groups))
-    )
+    return KVCachePlan(configs=tuple(configs), groups=groups, figures=figures)
 
 
 def _plan_without_cache(
@@ -245,7 +231,8 @@ def _plan_without_cache(
         specs_by_rank=[{}] * num_ranks,
         available_bytes=available_bytes,
         block_bytes=[0] * num_ranks,
-        enable_prefix_caching=options.enable_prefix_caching,
+        scheduler_block_size=1,
+        hash_block_size=1,
     )
     config = KVCacheConfig(
         num_blocks=1,
@@ -255,91 +242,7 @@ def _plan_without_cache(
         max_chunk_tokens=counts.max_chunk_tokens,
     )
     return KVCachePlan(
-        configs=tuple(msgspec.structs.replace(config, shared_layers=layers) for layers in shared), figures=figures
+        configs=tuple(msgspec.structs.replace(config, shared_layers=layers) for layers in shared),
+        groups=(),
+        figures=figures,
     )
-
-
-def _spread(specs: Mapping[str, LayerSpec], context_parallel_size: int) -> Mapping[str, LayerSpec]:
-    if context_parallel_size == 1:
-        return specs
-    return {
-        name: msgspec.structs.replace(spec, context_parallel_size=context_parallel_size)
-        if spec.uniform_key[0] == "every token"
-        else spec
-        for name, spec in specs.items()
-    }
-
-
-def _all_layers(specs_by_rank: Sequence[Mapping[str, LayerSpec]]) -> dict[str, LayerSpec]:
-    """The layers of all ranks in rank order."""
-    layers: dict[str, LayerSpec] = {}
-    for rank, specs in enumerate(specs_by_rank):
-        for name, spec in specs.items():
-            if layers.setdefault(name, spec) != spec:
-                raise LayoutError(
-                    f"Layer {name} caches something else on rank {rank} than on a rank before it.",
-                    remedy="Give every rank that holds a layer the same spec for it.",
-                )
-    return layers
-
-
-def _check_layout(layers: Mapping[str, LayerSpec], options: PlanOptions) -> None:
-    compact = LAYER_OUTERMOST.get(options.layout)
-    if compact is None or not (options.reference or options.layout in ("LBNHC", "NHD")):
-        raise LayoutError(
-            f"Layout {options.layout} is not one that Octavo plans.", remedy="Use LBNHC: pages by layer and block."
-        )
-    shapes = {_head_shape(spec) for spec in layers.values()}
-    if not compact and len(shapes) > 1:
-        raise LayoutError(
-            f"Layout {options.layout} keeps a head's blocks together, and the layers differ in their heads or pages.",
-            remedy="Use LBNHC: pages by layer and block.",
-        )
-
-
-def _head_shape(spec: LayerSpec) -> tuple[int, int]:
-    if isinstance(spec, MambaSpec | MLASpec):
-        return 1, spec.page_bytes
-    assert isinstance(spec, AttentionSpec)
-    return spec.num_kv_heads, spec.page_bytes
-
-
-def _check_shared(shared: Sequence[Mapping[str, str]], specs_by_rank: Sequence[Mapping[str, LayerSpec]]) -> None:
-    for rank, (layers, specs) in enumerate(zip(shared, specs_by_rank, strict=True)):
-        for name, target in layers.items():
-            if name in specs or target not in specs:
-                what = "has a cache of its own" if name in specs else f"reads the cache of {target}, which has none"
-                raise LayoutError(
-                    f"Layer {name} of rank {rank} {what} on that rank.",
-                    remedy="Let a sharing layer name a cached layer of its own rank, and report no spec for it.",
-                )
-
-
-def _check_arguments(
-    specs_by_rank: Sequence[Mapping[str, LayerSpec]], available_bytes: Sequence[int], options: PlanOptions
-) -> None:
-    if not specs_by_rank or len(specs_by_rank) != len(available_bytes):
-        raise ConfigError(
-            f"A plan needs specs and bytes for every rank, but there are {len(specs_by_rank)} and "
-            f"{len(available_bytes)}.",
-            remedy="Give one mapping of specs and one number of bytes for each rank.",
-        )
-    least = {
-        "max_model_len": options.max_model_len,
-        "max_num_batched_tokens": options.max_num_batched_tokens,
-        "max_chunk_tokens": options.max_chunk_tokens,
-        "max_overlapping_steps": options.max_overlapping_steps,
-        "context_parallel_size": options.context_parallel_size,
-        "num_blocks_override": options.num_blocks_override,
-    }
-    for name, value in least.items():
-        if value is not None and value < 1:
-            raise ConfigError(f"{name} is {value}.", remedy="It must be at least 1.")
-    for specs in specs_by_rank:
-        for layer, spec in specs.items():
-            if spec.block_size < 1 or spec.content_bytes < 1 or spec.page_bytes < spec.content_bytes:
-                raise ConfigError(
-                    f"Layer {layer} has {spec.block_size} tokens per block, {spec.content_bytes} bytes of content and "
-                    f"pages of {spec.page_bytes} bytes.",
-                    remedy="Blocks and contents must be positive, and a page at least as large as its content.",
-                )

@@ -89,6 +89,11 @@ class KVCacheSpec(msgspec.Struct, frozen=True, kw_only=True, tag=True):
         return self.content_bytes if self.page_size_padded is None else self.page_size_padded
 
     @property
+    def keeps_every_token(self) -> bool:
+        """Whether the blocks of a request cover all of its tokens, as for full attention."""
+        return self.uniform_key[0] == "every token"
+
+    @property
     def uniform_key(self) -> tuple[object, ...]:
         """Layers with equal keys can share one block table, even where their pages differ in size."""
         return ("every token", self.block_size, self.context_parallel_size)
