@@ -1,0 +1,179 @@
+"""The requests that a rank holds, as arrays with a row per request, kept from step to step.
+
+Rows 0 to num_requests - 1 are in use; when a request leaves, the last row moves into its place. A step names requests
+by id and order; the batch computes them in the order of their rows, which no result depends on.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from octavo.errors import InvariantError
+from octavo.messages import CachedRequestData, NewRequestData, SchedulerOutput
+from octavo.worker.block_table import BlockTable, Int32Array, Int64Array
+from octavo.worker.sampling_table import SamplingTable
+
+_FIRST_WIDTH = 256
+
+
+@dataclass(frozen=True, slots=True)
+class StepInput:
+    """One step, flattened: R requests and T tokens, request after request."""
+
+    rows: Int64Array
+    """[R]: rows of the requests, ascending."""
+    query_start: Int32Array
+    """[R + 1]: request i's tokens are number query_start[i] to query_start[i + 1] - 1."""
+    seq_lens: Int32Array
+    """[R]: tokens in the cache once the step has written."""
+    token_rows: Int64Array
+    """[T]: the row of each token's request."""
+    positions: Int64Array
+    """[T]."""
+    token_ids: Int64Array
+    """[T]."""
+    samplers: Int64Array
+    """Indices into `rows` of the requests whose last known token is computed: they get a next one."""
+
+
+class InputBatch:
+    """The requests on this rank.
+
+    Owns: their token ids (prompt, then output), counts, block tables and sampling parameters.
+    Never: decides what runs; it does what `SchedulerOutput` says.
+    """
+
+    def __init__(self, *, num_rows: int, tables: list[BlockTable], seed: int) -> None:
+        self.tables = tables
+        """One per group."""
+        self.sampling = SamplingTable(num_rows=num_rows, seed=seed)
+        self.request_ids: list[str] = []
+        """By row."""
+        self.history: Int32Array = np.zeros((num_rows, _FIRST_WIDTH), dtype=np.int32)
+        """Token ids by row; grows in width as the longest request does."""
+        self.num_tokens: Int64Array = np.zeros(num_rows, dtype=np.int64)
+        """Known tokens."""
+        self.num_prompt: Int64Array = np.zeros(num_rows, dtype=np.int64)
+        self.num_computed: Int64Array = np.zeros(num_rows, dtype=np.int64)
+        """Tokens in the cache before the step under way."""
+        self.num_prompt_logprobs: Int32Array = np.full(num_rows, -1, dtype=np.int32)
+        """Best tokens reported at each prompt token; -1 reports none."""
+        self._row_of: dict[str, int] = {}
+
+    @property
+    def num_requests(self) -> int:
+        return len(self.request_ids)
+
+    def row_of(self, request_id: str) -> int:
+        """Raises `InvariantError` when the request is not here."""
+        try:
+            return self._row_of[request_id]
+        except KeyError:
+            raise InvariantError(f"the scheduler names request {request_id!r}, which this rank does not hold") from None
+
+    def update(self, step: SchedulerOutput) -> None:
+        """Forget, admit and extend requests as `step` says, in this order."""
+        for request_id in step.finished_request_ids:
+            if request_id in self._row_of:
+                self._remove(request_id)
+        for data in step.new_requests:
+            self._add(data)
+        if step.cached_requests:
+            self._extend(step.cached_requests)
+
+    def flatten(self, step: SchedulerOutput) -> StepInput:
+        """The step's tokens, in the order of rows."""
+        wanted = step.num_scheduled_tokens
+        count_of_row = np.zeros(self.num_requests, dtype=np.int64)
+        count_of_row[[self.row_of(request_id) for request_id in wanted]] = list(wanted.values())
+        rows = np.flatnonzero(count_of_row)
+        counts = count_of_row[rows]
+        query_start = np.zeros(len(rows) + 1, dtype=np.int32)
+        np.cumsum(counts, out=query_start[1:])
+        first = self.num_computed[rows]
+        seq_lens = first + counts
+        token_rows = np.repeat(rows, counts)
+        positions = np.arange(len(token_rows)) + np.repeat(first - query_start[:-1], counts)
+        known = self.num_tokens[rows]
+        if (seq_lens > known).any():
+            row = int(rows[np.argmax(seq_lens > known)])
+            raise InvariantError(
+                f"request {self.request_ids[row]!r} is to compute {int(self.num_computed[row] + count_of_row[row])} "
+                f"tokens but has {int(self.num_tokens[row])}"
+            )
+        return StepInput(
+            rows=rows,
+            query_start=query_start,
+            seq_lens=seq_lens.astype(np.int32),
+            token_rows=token_rows,
+            positions=positions,
+            token_ids=self.history[token_rows, positions].astype(np.int64),
+            samplers=np.flatnonzero(seq_lens == known),
+        )
+
+    def append_tokens(self, rows: Int64Array, token_ids: Int64Array) -> None:
+        """Let `token_ids[i]` be the next token of row `rows[i]`."""
+        places = self.num_tokens[rows]
+        self._widen(int(places.max(initial=0)) + 1)
+        self.history[rows, places] = token_ids
+        self.num_tokens[rows] = places + 1
+
+    def _add(self, data: NewRequestData) -> None:
+        row = self.num_requests
+        if data.request_id in self._row_of:
+            raise InvariantError(f"the scheduler adds request {data.request_id!r}, which this rank holds already")
+        if row == len(self.num_tokens):
+            raise InvariantError(f"the scheduler runs more than {row} requests at once")
+        num_tokens = len(data.token_ids)
+        self._widen(num_tokens)
+        self.history[row, :num_tokens] = data.token_ids
+        self.num_tokens[row] = num_tokens
+        self.num_prompt[row] = data.num_prompt_tokens
+        self.num_computed[row] = data.num_computed_tokens
+        wanted, has_output = data.sampling.prompt_logprobs, num_tokens > data.num_prompt_tokens
+        # A resumed request that has output already reported its whole prompt.
+        self.num_prompt_logprobs[row] = -1 if wanted is None or has_output else wanted
+        self.sampling.set_row(row, data)
+        for table, block_ids in zip(self.tables, data.block_ids, strict=True):
+            table.set_row(row, block_ids)
+        self.request_ids.append(data.request_id)
+        self._row_of[data.request_id] = row
+
+    def _extend(self, cached: list[CachedRequestData]) -> None:
+        rows = [self.row_of(data.request_id) for data in cached]
+        self.num_computed[rows] = [data.num_computed_tokens for data in cached]
+        for group, table in enumerate(self.tables):
+            new_rows: list[int] = []
+            new_ids: list[int] = []
+            for row, data in zip(rows, cached, strict=True):
+                block_ids = data.new_block_ids[group]
+                if block_ids:
+                    new_rows += [row] * len(block_ids)
+                    new_ids += block_ids
+            table.append(new_rows, new_ids)
+
+    def _remove(self, request_id: str) -> None:
+        row, last = self._row_of.pop(request_id), self.num_requests - 1
+        if row != last:
+            self._move_row(last, row)
+        self.request_ids.pop()
+        self.sampling.clear_row(last)
+
+    def _move_row(self, source: int, target: int) -> None:
+        count = int(self.num_tokens[source])
+        self.history[target, :count] = self.history[source, :count]
+        for column in (self.num_tokens, self.num_prompt, self.num_computed, self.num_prompt_logprobs):
+            column[target] = column[source]
+        self.sampling.move_row(source, target)
+        for table in self.tables:
+            table.move_row(source, target)
+        self.request_ids[target] = self.request_ids[source]
+        self._row_of[self.request_ids[target]] = target
+
+    def _widen(self, needed: int) -> None:
+        if needed > self.history.shape[1]:
+            wider = np.zeros((self.history.shape[0], max(needed, 2 * self.history.shape[1])), dtype=np.int32)
+            wider[:, : self.history.shape[1]] = self.history
+            self.history = wider

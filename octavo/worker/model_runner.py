@@ -1,0 +1,167 @@
+"""A step from `SchedulerOutput` to `ModelRunnerOutput`: flatten, forward, sample.
+
+    update the batch -> flatten -> metadata per group -> model.forward -> rows that sample -> logits -> tokens
+
+There are no phases: a request computes n >= 1 of its tokens, whichever they are, and gets a next one when the last
+known token is among them.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from octavo.attention.backend import AttentionGroup, AttentionLayer, AttentionMetadata, KVCacheView
+from octavo.kv.specs import KVCacheConfig
+from octavo.messages import ModelRunnerOutput, SchedulerOutput, TokenLogprobs
+from octavo.worker.block_table import BlockTable
+from octavo.worker.input_batch import InputBatch, StepInput
+from octavo.worker.sampler import Sampler
+
+PROMPT_LOGITS_BYTES = 32 * 2**20
+"""Most bytes of logits in being at once while prompt log probabilities are computed."""
+
+
+class RunnableModel(Protocol):
+    """What the runner asks of a model; see `octavo.models.hf_adapter.LoadedModel`."""
+
+    attention_layers: dict[str, AttentionLayer]
+    vocab_size: int
+
+    def forward(
+        self, token_ids: torch.Tensor, positions: torch.Tensor, query_start: torch.Tensor, seq_lens: torch.Tensor
+    ) -> torch.Tensor: ...
+
+    def compute_logits(self, hidden: torch.Tensor) -> torch.Tensor: ...
+
+
+class ModelRunner:
+    """Runs steps of one model on one device.
+
+    Owns: the batch, the cache views and the groups its layers are bound to.
+    Never: decides what runs or where it is kept, and never edits the plan.
+    """
+
+    def __init__(
+        self,
+        model: RunnableModel,
+        config: KVCacheConfig,
+        *,
+        views: dict[str, KVCacheView],
+        groups: list[AttentionGroup],
+        device: torch.device,
+        max_num_seqs: int,
+        num_threads: int,
+        seed: int,
+    ) -> None:
+        self.kv_caches = views
+        """The container of cache views, by layer name."""
+        self.groups = groups
+        self.max_model_len = config.max_model_len
+        self._model = model
+        self._device = device
+        tables = [
+            BlockTable(
+                num_rows=max_num_seqs,
+                block_size=group.block_size,
+                max_blocks=-(-config.max_model_len // group.block_size),
+            )
+            for group in groups
+        ]
+        self.batch = InputBatch(num_rows=max_num_seqs, tables=tables, seed=seed)
+        self._sampler = Sampler(vocab_size=model.vocab_size, num_threads=num_threads)
+
+    @torch.inference_mode()
+    def execute_model(self, step: SchedulerOutput) -> ModelRunnerOutput:
+        """Run one step.
+
+        Raises `ExecutorError` when a logit is NaN, `InvariantError` when `step` contradicts what this rank holds.
+        """
+        batch = self.batch
+        batch.update(step)
+        if not step.num_scheduled_tokens:
+            return ModelRunnerOutput(sampled={})
+        inputs = batch.flatten(step)
+        hidden = self._forward(inputs)
+        prompt_logprobs = self._prompt_logprobs(inputs, hidden)
+        if not len(inputs.samplers):
+            return ModelRunnerOutput(sampled={}, prompt_logprobs=prompt_logprobs)
+        last = inputs.query_start[1:][inputs.samplers] - 1
+        picked = hidden if len(last) == len(hidden) else hidden[self._to_device(last)]
+        logits = self._model.compute_logits(picked)
+        rows = inputs.rows[inputs.samplers]
+        tokens = self._sampler.sample(logits, batch.sampling, rows, batch.history, batch.num_tokens[rows])
+        batch.append_tokens(rows, tokens)
+        names = [batch.request_ids[row] for row in rows]
+        return ModelRunnerOutput(
+            sampled=dict(zip(names, tokens.tolist(), strict=True)),
+            logprobs=self._logprobs(logits, rows, tokens),
+            prompt_logprobs=prompt_logprobs,
+        )
+
+    def _forward(self, inputs: StepInput) -> torch.Tensor:
+        """Hidden states [T, hidden] of the step's tokens."""
+        query_start, seq_lens = self._to_device(inputs.query_start), self._to_device(inputs.seq_lens)
+        max_seq_len = int(inputs.seq_lens.max())
+        max_query_len = int(np.diff(inputs.query_start).max())
+        for group, table in zip(self.groups, self.batch.tables, strict=True):
+            width = -(-max_seq_len // table.block_size)
+            group.metadata = AttentionMetadata(
+                query_start=query_start,
+                seq_lens=seq_lens,
+                block_table=self._to_device(table.take(inputs.rows, width)),
+                slot_mapping=self._to_device(table.slots(inputs.token_rows, inputs.positions)),
+                num_requests=len(inputs.rows),
+                num_tokens=len(inputs.positions),
+                max_query_len=max_query_len,
+                max_seq_len=max_seq_len,
+            )
+        return self._model.forward(
+            self._to_device(inputs.token_ids), self._to_device(inputs.positions), query_start, seq_lens
+        )
+
+    def _logprobs(
+        self, logits: torch.Tensor, rows: npt.NDArray[np.int64], tokens: npt.NDArray[np.int64]
+    ) -> dict[str, TokenLogprobs]:
+        wanted = self.batch.sampling.num_logprobs[rows]
+        asking = np.flatnonzero(wanted >= 0)
+        if not len(asking):
+            return {}
+        if len(asking) < len(rows):
+            logits = logits[self._to_device(asking)]
+        found = self._sampler.describe(logits, tokens[asking], wanted[asking])
+        names = [self.batch.request_ids[row] for row in rows[asking]]
+        return dict(zip(names, found, strict=True))
+
+    def _prompt_logprobs(self, inputs: StepInput, hidden: torch.Tensor) -> dict[str, list[TokenLogprobs]]:
+        """For each request that asks: what the model said of the prompt tokens that follow the step's ones."""
+        batch, found = self.batch, {}
+        for request in np.flatnonzero(batch.num_prompt_logprobs[inputs.rows] >= 0).tolist():
+            row = int(inputs.rows[request])
+            start = int(inputs.query_start[request])
+            first = int(inputs.positions[start])
+            count = min(int(inputs.seq_lens[request]), int(batch.num_prompt[row]) - 1) - first
+            if count > 0:
+                targets = batch.history[row, first + 1 : first + 1 + count].astype(np.int64)
+                found[batch.request_ids[row]] = self._describe(
+                    hidden[start : start + count], targets, int(batch.num_prompt_logprobs[row])
+                )
+        return found
+
+    def _describe(self, hidden: torch.Tensor, targets: npt.NDArray[np.int64], wanted: int) -> list[TokenLogprobs]:
+        """Log probabilities after each row of `hidden`, a few rows of logits at a time."""
+        at_once = max(1, PROMPT_LOGITS_BYTES // (self._model.vocab_size * 4))
+        found: list[TokenLogprobs] = []
+        for start in range(0, len(targets), at_once):
+            logits = self._model.compute_logits(hidden[start : start + at_once])
+            part = targets[start : start + at_once]
+            found += self._sampler.describe(logits, part, np.full(len(part), wanted, dtype=np.int32))
+        return found
+
+    def _to_device(self, array: npt.NDArray[Any]) -> torch.Tensor:
+        """`array` as a tensor: the same memory on a CPU, a copy elsewhere."""
+        tensor = torch.from_numpy(array)
+        return tensor if self._device.type == "cpu" else tensor.to(self._device)

@@ -1,0 +1,87 @@
+"""Real steps without real requests: to compile what requests will need, and to see what a step needs at its peak."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from octavo.messages import CachedRequestData, NewRequestData, SchedulerOutput
+from octavo.worker.model_runner import ModelRunner
+
+_BLOCK = 1
+"""The block that trial requests use in every group: nobody else holds one yet, and its content is never read again."""
+
+_WARM_UP_TOKENS = 4
+
+_SAMPLINGS: tuple[dict[str, Any], ...] = (
+    {"temperature": 0.0},
+    {"temperature": 1.0, "seed": 0, "top_k": 2, "logprobs": 1, "prompt_logprobs": 0},
+)
+"""One request for each way through the sampler: greedy, and everything else."""
+
+
+def run_warm_up(runner: ModelRunner) -> int:
+    """Prefill and then decode a short request for each way through the sampler; how many steps that took."""
+    block_size = min((group.block_size for group in runner.groups), default=_WARM_UP_TOKENS + 1)
+    num_tokens = max(1, min(_WARM_UP_TOKENS, block_size - 1, runner.max_model_len - 1))
+    requests = [
+        _request(f"warm-up {i}", num_tokens, sampling, [[_BLOCK]] * len(runner.groups))
+        for i, sampling in enumerate(_SAMPLINGS)
+    ]
+    names = [request.request_id for request in requests]
+    steps = [_step(dict.fromkeys(names, num_tokens), new=requests)]
+    if num_tokens < min(block_size, runner.max_model_len):
+        cached = [
+            CachedRequestData(
+                request_id=name, num_computed_tokens=num_tokens, new_block_ids=tuple([] for _ in runner.groups)
+            )
+            for name in names
+        ]
+        steps.append(_step(dict.fromkeys(names, 1), cached=cached))
+    steps.append(_step({}, finished=names))
+    for step in steps:
+        runner.execute_model(step)
+    return len(steps) - 1
+
+
+def run_largest(runner: ModelRunner, *, num_tokens: int, num_requests: int) -> None:
+    """One step of `num_tokens` tokens over as many requests as may run, each of which samples."""
+    num_requests = min(num_requests, num_tokens)
+    shares = [num_tokens // num_requests + (i < num_tokens % num_requests) for i in range(num_requests)]
+    requests = []
+    for i, share in enumerate(shares):
+        tables = [[_BLOCK] * -(-share // group.block_size) for group in runner.groups]
+        requests.append(_request(f"trial {i}", share, _SAMPLINGS[0], tables))
+    names = [request.request_id for request in requests]
+    runner.execute_model(_step(dict(zip(names, shares, strict=True)), new=requests))
+    runner.execute_model(_step({}, finished=names))
+
+
+def _request(name: str, num_tokens: int, sampling: dict[str, Any], block_ids: list[list[int]]) -> NewRequestData:
+    fields = {
+        "request_id": name,
+        "token_ids": [0] * num_tokens,
+        "num_prompt_tokens": num_tokens,
+        "sampling": sampling,
+        "eos_token_ids": (),
+        "num_computed_tokens": 0,
+        "block_ids": tuple(block_ids),
+    }
+    return msgspec.convert(fields, NewRequestData)
+
+
+def _step(
+    counts: dict[str, int],
+    *,
+    new: list[NewRequestData] | None = None,
+    cached: list[CachedRequestData] | None = None,
+    finished: list[str] | None = None,
+) -> SchedulerOutput:
+    return SchedulerOutput(
+        step=0,
+        num_scheduled_tokens=counts,
+        new_requests=new or [],
+        cached_requests=cached or [],
+        finished_request_ids=finished or [],
+    )

@@ -1,0 +1,217 @@
+"""One rank: its device, its part of the model, its share of the cache.
+
+    init_device -> load_model -> determine_available_memory -> initialize_from_config -> warm_up -> execute_model ...
+
+The worker arranges resources; what happens to memory is in `kv_memory`, what happens in a step in `model_runner`.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import TypeVar
+
+import numba
+import torch
+
+from octavo.attention.registry import get_backend
+from octavo.config import EngineConfig, format_bytes, read_environment
+from octavo.errors import InvariantError
+from octavo.kv.planner import PlanOptions, plan_kv_cache
+from octavo.kv.specs import KVCacheConfig, LayerSpec
+from octavo.messages import ModelRunnerOutput, SchedulerOutput, StageReport
+from octavo.models.hf_adapter import LoadedModel
+from octavo.models.opening import open_model
+from octavo.worker import kv_memory
+from octavo.worker.device import check_cache_dtype, choose_device, choose_dtype, choose_num_threads
+from octavo.worker.memory_budget import cpu_budget, cuda_budget
+from octavo.worker.model_runner import ModelRunner
+from octavo.worker.trial_steps import run_largest, run_warm_up
+
+T = TypeVar("T")
+
+
+class Worker:
+    """One rank.
+
+    Owns: the device, the loaded model, the cache tensors, the model runner.
+    Never: plans, schedules, or knows of other ranks' configs.
+    """
+
+    def __init__(self, config: EngineConfig, *, global_rank: int, local_rank: int) -> None:
+        self.global_rank = global_rank
+        self.local_rank = local_rank
+        self.reports: list[StageReport] = []
+        """What this rank has done since its start, in order."""
+        self.num_blocks = 0
+        """Blocks of the cache, null block included; 0 until `initialize_from_config`."""
+        self._config = config
+        self._environment = read_environment()
+        self._num_threads = 1
+        self._device = torch.device("cpu")
+        self._dtype = torch.float32
+        self._model: LoadedModel | None = None
+        self._tensors: list[torch.Tensor] = []
+        self._runner: ModelRunner | None = None
+
+    def init_device(self) -> None:
+        """Choose device (by local rank), dtype and number of threads. Raises `ConfigError` when there is none such."""
+
+        def choose() -> None:
+            check_cache_dtype(self._config.cache.kv_cache_dtype)
+            self._device = choose_device(self._config.parallel.device, self.local_rank)
+            self._dtype = choose_dtype(self._config.model.dtype, self._device)
+            self._num_threads = choose_num_threads(self._environment.num_threads, self._config.parallel.world_size)
+            torch.set_num_threads(self._num_threads)
+            numba.set_num_threads(min(self._num_threads, numba.config.NUMBA_NUM_THREADS))
+
+        self._stage(
+            "init_device", choose, lambda _: f"{self._device}, {_name(self._dtype)}, {self._num_threads} threads"
+        )
+
+    def load_model(self) -> None:
+        """Load this rank's part of the model onto the device; errors as of `models.opening.open_model`."""
+        backend = get_backend(self._environment.attention_backend, self._device.type, self._num_threads)
+
+        def load() -> LoadedModel:
+            return open_model(
+                self._config.model,
+                self._environment,
+                device=self._device,
+                dtype=self._dtype,
+                backend=backend,
+                block_size=self._config.cache.block_size,
+                kv_cache_dtype=self._config.cache.kv_cache_dtype,
+            )[1]
+
+        self._model = self._stage(
+            "load_model",
+            load,
+            lambda model: (
+                f"{len(model.attention_layers)} attention layers on {backend.name}, "
+                f"{format_bytes(model.weight_bytes)} of weights"
+            ),
+        )
+
+    def get_kv_cache_specs(self) -> dict[str, LayerSpec]:
+        """What each cached layer of this rank keeps, by layer name, in the order of layers."""
+        return self._loaded().kv_cache_specs()
+
+    def get_shared_layers(self) -> dict[str, str]:
+        """Layer that keeps no cache of its own -> the layer whose cache it reads."""
+        return dict(self._loaded().shared_layers)
+
+    def determine_available_memory(self) -> int:
+        """Bytes that this rank's cache may take. Raises `ConfigError` when what was asked for is not there."""
+
+        def measure() -> tuple[int, str]:
+            cache = self._config.cache
+            if self._device.type == "cpu":
+                return cpu_budget(cache, self._config.parallel.world_size)
+            return cuda_budget(cache, self._device, self._profile())
+
+        return self._stage("determine_available_memory", measure, lambda found: found[1])[0]
+
+    def initialize_from_config(self, config: KVCacheConfig) -> None:
+        """Allocate the cache, view it, bind it to the model; errors as of `kv_memory`."""
+        self.num_blocks = config.num_blocks
+        self._runner, self._tensors = self._make_runner(config)
+
+    def warm_up(self) -> None:
+        """Compile every kernel and run the first steps."""
+        runner, model = self._ready(), self._loaded()
+
+        def compile_attention() -> int:
+            for layer in model.attention_layers.values():
+                layer.backend.warm_up(layer, self._dtype)
+            return len(model.attention_layers)
+
+        self._stage("compile_attention", compile_attention, lambda count: f"{count} layers")
+        self._stage("first_steps", lambda: run_warm_up(runner), lambda count: f"{count} steps")
+        for layer in model.attention_layers.values():
+            layer.num_calls = 0
+
+    def execute_model(self, step: SchedulerOutput) -> ModelRunnerOutput:
+        """Run one step; errors as of `ModelRunner.execute_model`."""
+        return self._ready().execute_model(step)
+
+    def shutdown(self) -> None:
+        """Let go of model and cache. May be called twice."""
+        if self._model is not None:
+            for layer in self._model.attention_layers.values():
+                layer.kv_cache, layer.group = None, None
+        self._runner, self._model = None, None
+        self._tensors = []
+
+    def _make_runner(self, config: KVCacheConfig) -> tuple[ModelRunner, list[torch.Tensor]]:
+        model = self._loaded()
+        tensors = self._stage(
+            "allocate_kv_cache",
+            lambda: kv_memory.allocate(config, self._device),
+            lambda made: f"{len(made)} tensors, {format_bytes(sum(tensor.nbytes for tensor in made))}",
+        )
+        views = self._stage(
+            "view_kv_cache",
+            lambda: kv_memory.view(config, tensors),
+            lambda made: f"{len(made)} layers of {config.num_blocks} blocks, no copy",
+        )
+        groups = self._stage(
+            "bind_kv_cache",
+            lambda: kv_memory.bind(config, views, model.attention_layers),
+            lambda made: f"{len(model.attention_layers)} layers in {len(made)} groups",
+        )
+        runner = ModelRunner(
+            model,
+            config,
+            views=views,
+            groups=groups,
+            device=self._device,
+            max_num_seqs=self._config.scheduler.max_num_seqs,
+            num_threads=self._num_threads,
+            seed=self._config.model.seed,
+        )
+        return runner, tensors
+
+    def _profile(self) -> int:
+        """Bytes that the largest step needs at its peak beside weights and cache, found by running it in a small cache
+        that is then let go."""
+        scheduler = self._config.scheduler
+        num_tokens = scheduler.max_num_batched_tokens
+        plan = plan_kv_cache(
+            [self.get_kv_cache_specs()],
+            [torch.cuda.mem_get_info(self._device)[0]],
+            PlanOptions(max_model_len=num_tokens, max_num_batched_tokens=num_tokens, num_blocks_override=2),
+            shared_layers_by_rank=[self.get_shared_layers()],
+        )
+        runner, tensors = self._make_runner(plan.configs[0])
+        torch.cuda.reset_peak_memory_stats(self._device)
+        before = torch.cuda.memory_allocated(self._device)
+        run_largest(runner, num_tokens=num_tokens, num_requests=scheduler.max_num_seqs)
+        needed = torch.cuda.max_memory_allocated(self._device) - before
+        del runner, tensors
+        for layer in self._loaded().attention_layers.values():
+            layer.kv_cache, layer.group = None, None
+        torch.cuda.empty_cache()
+        return needed
+
+    def _stage(self, name: str, action: Callable[[], T], describe: Callable[[T], str]) -> T:
+        """The result of `action`, which is reported as stage `name` of this rank."""
+        start = time.perf_counter()
+        result = action()
+        seconds = time.perf_counter() - start
+        self.reports.append(StageReport(name=name, seconds=seconds, result=describe(result), rank=self.global_rank))
+        return result
+
+    def _loaded(self) -> LoadedModel:
+        if self._model is None:
+            raise InvariantError(f"rank {self.global_rank} was asked for its model before load_model")
+        return self._model
+
+    def _ready(self) -> ModelRunner:
+        if self._runner is None:
+            raise InvariantError(f"rank {self.global_rank} was asked to run before initialize_from_config")
+        return self._runner
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
