@@ -100,10 +100,11 @@ def attention_forward(
     return hook.attend(module, query, key, value, attention_mask, options), None
 
 
-def _probe_mask(*, mask_function: Any, **arguments: Any) -> torch.Tensor:
-    """transformers' own additive mask, carrying the function it was made from."""
-    mask: torch.Tensor = eager_mask(mask_function=mask_function, **arguments)
-    setattr(mask, _MASK_FUNCTION, mask_function)
+def _probe_mask(*, mask_function: Any, **arguments: Any) -> torch.Tensor | None:
+    """transformers' own additive mask, carrying the function it was made from; None for attention both ways."""
+    mask: torch.Tensor | None = eager_mask(mask_function=mask_function, **arguments)
+    if mask is not None:
+        setattr(mask, _MASK_FUNCTION, mask_function)
     return mask
 
 

@@ -105,7 +105,7 @@ class Recorder(AttentionHook):
             _check_arithmetic(call, mask, options)
         self.calls.append(call)
         group_size = call.num_heads // call.num_kv_heads
-        return value.repeat_interleave(group_size, dim=1).transpose(1, 2)
+        return value.repeat_interleave(group_size, dim=1).transpose(1, 2).contiguous()
 
     def _layer_index(self, module: nn.Module) -> int:
         index = getattr(module, "layer_idx", None)
@@ -140,26 +140,41 @@ class Recorder(AttentionHook):
         return self._mask_kinds[id(mask)]
 
 
-def probe_attention(model: Any, base: Any, *, length: int, vocab_size: int) -> tuple[list[AttentionCall], Any]:
-    """(the calls of one forward in order, what the base model returned), for sequences of up to `length` tokens.
+class AttentionProbe:
+    """Two forwards over a handful of tokens. Owns: what the first one recorded. Never: keeps its hooks on the model."""
 
-    Leaves the model set to `ATTENTION_NAME`. Raises `UnsupportedModelError`, naming the property.
-    """
-    first = max(0, min(_FIRST_POSITION, length - NUM_PROBE_TOKENS))
-    tokens = torch.arange(1, NUM_PROBE_TOKENS + 1, device=model.device) * 7919 % vocab_size
-    positions = torch.arange(first, first + NUM_PROBE_TOKENS, device=model.device)
-    model.set_attn_implementation(PROBE_NAME)
-    alone = Recorder(mask_length=max(length, NUM_PROBE_TOKENS))
-    output = _run(model, base, alone, tokens, positions)
+    def __init__(self, model: Any, base: Any, *, length: int, vocab_size: int) -> None:
+        """Runs the first forward; sequences are up to `length` tokens long.
 
-    repeated = torch.arange(NUM_PROBE_TOKENS, device=model.device) % _REPEAT
-    far = positions[repeated]
-    far[-1] = length - 1
-    model.set_attn_implementation(ATTENTION_NAME)
-    crowded = Recorder(mask_length=None)
-    crowded_output = _run(model, base, crowded, tokens[repeated], far)
-    _check_independence(alone, crowded, output[0], crowded_output[0])
-    return alone.calls, output
+        Raises `UnsupportedModelError`, naming the property, for attention that Octavo cannot compute.
+        """
+        self._model = model
+        self._base = base
+        self._length = max(length, NUM_PROBE_TOKENS)
+        first = min(_FIRST_POSITION, self._length - NUM_PROBE_TOKENS)
+        self._tokens = torch.arange(1, NUM_PROBE_TOKENS + 1, device=model.device) * 7919 % vocab_size
+        self._positions = torch.arange(first, first + NUM_PROBE_TOKENS, device=model.device)
+        model.set_attn_implementation(PROBE_NAME)
+        recorder = Recorder(mask_length=self._length)
+        output = _run(model, base, recorder, self._tokens, self._positions)
+        self._hidden: torch.Tensor = output[0]
+        self.calls = recorder.calls
+        """In the order of the forward."""
+        self.output_type = type(output)
+        """What the base model returns: a class with a field `last_hidden_state`."""
+
+    def check_independence(self) -> None:
+        """Run again with repeated tokens; raises `UnsupportedModelError` unless each comes out as it did alone.
+
+        Leaves the model set to `ATTENTION_NAME`: from now on it makes no masks.
+        """
+        self._model.set_attn_implementation(ATTENTION_NAME)
+        repeated = torch.arange(NUM_PROBE_TOKENS, device=self._tokens.device) % _REPEAT
+        positions = self._positions[repeated]
+        positions[-1] = self._length - 1
+        recorder = Recorder(mask_length=None)
+        output = _run(self._model, self._base, recorder, self._tokens[repeated], positions)
+        _check_independence(self.calls, recorder.calls, self._hidden, output[0])
 
 
 def _run(model: Any, base: Any, recorder: Recorder, tokens: torch.Tensor, positions: torch.Tensor) -> Any:
@@ -258,14 +273,15 @@ def _attend(call: AttentionCall, query: torch.Tensor, key: torch.Tensor, value: 
     return (weights @ value.repeat_interleave(group_size, dim=0)).transpose(0, 1)
 
 
-def _check_independence(alone: Recorder, crowded: Recorder, output: torch.Tensor, crowded_output: torch.Tensor) -> None:
-    """Each of the four repeated tokens must come out alike, whatever stands beside it."""
+def _check_independence(
+    alone: list[AttentionCall], crowded: list[AttentionCall], output: torch.Tensor, crowded_output: torch.Tensor
+) -> None:
     tolerance = 1e-3 if output.dtype == torch.float32 else 0.2
-    if [call.layer_index for call in alone.calls] != [call.layer_index for call in crowded.calls]:
+    if [call.layer_index for call in alone] != [call.layer_index for call in crowded]:
         raise UnsupportedModelError("The model's layers do not all compute attention each time.", remedy=_REMEDY)
     pairs = [
         (f"Layer {one.layer_index}", getattr(one, part), getattr(other, part))
-        for one, other in zip(alone.calls, crowded.calls, strict=True)
+        for one, other in zip(alone, crowded, strict=True)
         for part in ("query", "key", "value")
     ]
     pairs.append(("The last layer", output[None], crowded_output[None]))

@@ -21,7 +21,7 @@ from octavo.config import LayerConfig, ModelConfig, layer_name
 from octavo.errors import UnsupportedModelError
 from octavo.kv.specs import AttentionSpec, FullAttentionSpec, LayerSpec, SlidingWindowSpec
 from octavo.models.attention_interface import BoundAttention, set_hook
-from octavo.models.attention_probe import AttentionCall, probe_attention
+from octavo.models.attention_probe import AttentionCall, AttentionProbe
 
 _REMEDY = "Octavo cannot run this model yet; use another one."
 
@@ -123,10 +123,11 @@ def adapt_model(
     if base is None or base is model:
         raise UnsupportedModelError(f"{type(model).__name__} has no base model apart from its head.", remedy=_REMEDY)
     with torch.inference_mode():
-        calls, output = probe_attention(model, base, length=max_model_len, vocab_size=model_config.vocab_size)
-    _check_layers(calls, model_config, max_model_len)
+        probe = AttentionProbe(model, base, length=max_model_len, vocab_size=model_config.vocab_size)
+        _check_layers(probe.calls, model_config, max_model_len)
+        probe.check_independence()
     layers: dict[str, AttentionLayer] = {}
-    for call in sorted(calls, key=lambda call: call.layer_index):
+    for call in sorted(probe.calls, key=lambda call: call.layer_index):
         layer = _attention_layer(
             call, model_config.layers[call.layer_index], backend, block_size=block_size, dtype=kv_cache_dtype
         )
@@ -134,7 +135,7 @@ def adapt_model(
         set_hook(call.module, BoundAttention(layer))
     shared = {name: layer.kv_sharing_target for name, layer in layers.items() if layer.kv_sharing_target is not None}
     return LoadedModel(
-        model, model_config=model_config, attention_layers=layers, shared_layers=shared, output_type=type(output)
+        model, model_config=model_config, attention_layers=layers, shared_layers=shared, output_type=probe.output_type
     )
 
 

@@ -73,4 +73,4 @@ def find_mask_kind(mask_function: MaskFunction, length: int) -> MaskKind:
 def _evaluate(mask_function: MaskFunction, query: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
     zero = torch.zeros((), dtype=torch.long)
     seen = torch.as_tensor(mask_function(zero, zero, query, key), dtype=torch.bool)
-    return seen.expand(torch.broadcast_tensors(query, key)[0].shape)
+    return seen.expand_as(query + key)
