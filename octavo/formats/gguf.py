@@ -101,6 +101,10 @@ class GGUFArray:
             append(blob[start:position])
         return strings
 
+    def stored(self) -> npt.NDArray[np.uint8]:
+        """The elements as they lie in the file, lengths of strings included: a read-only view, `[bytes]`."""
+        return np.frombuffer(self._buffer, dtype=np.uint8, count=self._stop - self._start, offset=self._start)
+
     def strings(self) -> list[str]:
         """The elements as text. Raises `ModelFileError` for an array of numbers and for text that is not UTF-8."""
         try:

@@ -39,7 +39,7 @@ class ModelFiles(msgspec.Struct, frozen=True, kw_only=True):
 def locate(source: ModelSource, environment: Environment, *, config_only: bool = False) -> ModelFiles:
     """The files of `source.model`, downloaded or assembled first where need be.
 
-    `config_only` leaves the weights of a hub id where they are.
+    `config_only` leaves the weights of a hub id where they are, and takes a folder that holds a tokenizer alone.
     Raises `ModelFileError` with a remedy when there is no such model or its files are not complete.
     """
     model = source.model
@@ -48,13 +48,13 @@ def locate(source: ModelSource, environment: Environment, *, config_only: bool =
         return _gguf_files(demo_file(demo, environment.cache_dir), demo.name)
     path = Path(model).expanduser()
     if path.is_dir():
-        return _folder_files(path, path.resolve().name)
+        return _folder_files(path, path.resolve().name, config_only=config_only)
     if path.is_file():
         return _single_file(path)
     if match := _HUB_FILE.fullmatch(model):
         return _gguf_files(_hub_file(match[1], match[2], source.revision), match[1])
     if _HUB_ID.fullmatch(model) and path.suffix not in (".gguf", ".json", ".safetensors"):
-        return _folder_files(_hub_snapshot(source, config_only=config_only), model)
+        return _folder_files(_hub_snapshot(source, config_only=config_only), model, config_only=config_only)
     raise ModelFileError(
         f"There is no file or folder {model!r}.",
         remedy="Give `demo`, `demo-smollm2`, a folder with config.json, a .gguf file, or a hub id such as org/name.",
@@ -85,7 +85,7 @@ def _gguf_files(path: Path, name: str) -> ModelFiles:
     return ModelFiles(kind="gguf", path=paths[0], config_path=None, weight_paths=paths, name=name)
 
 
-def _folder_files(folder: Path, name: str) -> ModelFiles:
+def _folder_files(folder: Path, name: str, *, config_only: bool = False) -> ModelFiles:
     config = folder / "config.json"
     if config.is_file():
         weights = _folder_weights(folder)
@@ -99,6 +99,8 @@ def _folder_files(folder: Path, name: str) -> ModelFiles:
             f"{folder} holds {len(first_shards)} GGUF models: {', '.join(path.name for path in first_shards[:8])}.",
             remedy=f"Name one of them, such as {first_shards[0]}.",
         )
+    if config_only and any((folder / file).is_file() for file in ("tokenizer.json", "tokenizer_config.json")):
+        return ModelFiles(kind="folder", path=folder, config_path=None, weight_paths=(), name=name)
     raise ModelFileError(
         f"{folder} holds neither a config.json nor a .gguf file.",
         remedy="Give a folder that was saved by transformers, or a .gguf file.",

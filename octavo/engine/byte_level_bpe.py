@@ -1,0 +1,151 @@
+"""Byte-level BPE from a GGUF vocabulary: GPT-2's scheme, with the text cut into words first as each model's was.
+
+The library does the work; what is built is kept as its `tokenizer.json`, so that the next start only reads it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
+
+from octavo.errors import ModelFileError, UnsupportedModelError
+
+CONTROL, USER_DEFINED = 3, 4
+
+_GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
+_CONTRACTION = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
+_SPACES = r"\s*[\r\n]+|\s+(?!\S)|\s+"
+_LLAMA3 = _CONTRACTION + r"|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|" + _SPACES
+_QWEN2 = _CONTRACTION + r"|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|" + _SPACES
+_QWEN35 = _CONTRACTION + r"|[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+|\p{N}| ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*|" + _SPACES
+_UPPER, _LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
+_CASED = r"[^\r\n\p{L}\p{N}]?{u}*{l}+{c}|[^\r\n\p{L}\p{N}]?{u}+{l}*{c}|{n}| ?[^\s\p{L}\p{N}]+[\r\n/]*|"
+
+
+def _cased(digits: str, contraction: str = "") -> str:
+    """Words end where lower case turns into upper case (`camelCase` is two)."""
+    pattern = _CASED.replace("{u}", _UPPER).replace("{l}", _LOWER).replace("{n}", digits)
+    return pattern.replace("{c}", contraction) + _SPACES
+
+
+_GPT4O = _cased(r"\p{N}{1,3}", _CONTRACTION + "?")
+_TEKKEN = _cased(r"\p{N}")
+_PUNCTUATED = (
+    r"""[!"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+| ?[\p{P}\p{S}]+[\r\n]*|"""
+    + _SPACES
+)
+_CJK = "[\u4e00-\u9fa5\u3040-\u309f\u30a0-\u30ff]+"
+_DEEPSEEK_LETTERS = (
+    r"\s?[A-Za-zµÀ-ÖØ-öø-ƺƼ-ƿǄ-ʓʕ-ʯͰ-ͳͶͷͻ-ͽͿΆΈ-ΊΌΎ-ΡΣ-ϵϷ-ҁҊ-ԯԱ-ՖႠ-ჅᎠ-Ᏽᏸ-ᏽᲐ-ᲺᲽ-Ჿᴀ-ᴫᵫ-ᵷᵹ-ᶚḀ-ἕἘ-Ἕἠ-ὅὈ-Ὅὐ-ὗὙὛὝὟ-ώᾀ-ᾴᾶ-ᾼι"
+    r"ῂ-ῄῆ-ῌῐ-ΐῖ-Ίῠ-Ῥῲ-ῴῶ-ῼℂℇℊ-ℓℕℙ-ℝℤΩℨK-ℭℯ-ℴℹℼ-ℿⅅ-ⅉⅎↃↄⰀ-ⱻⱾ-ⳤⳫ-ⳮⳲⳳꙀ-ꙭꚀ-ꚛꜢ-ꝯꝱ-ꞇꞋ-ꞎꭰ-ꮿﬀ-ﬆﬓ-ﬗＡ-Ｚａ-ｚ𐐀-𐑏𐒰-𐓓𐓘-𐓻𐲀-𐲲𐳀-𐳲𑢠-𑣟𞤀-𞥃]+"
+)
+
+
+class Splitting(NamedTuple):
+    """How a model's text is cut before merging: by each pattern in turn, what matches and what lies between."""
+
+    patterns: tuple[str, ...]
+    nfc: bool = False
+    """The text is brought into Unicode's composed form first."""
+    whole_words: bool = False
+    """A word that is a token stays whole, whatever the merges would make of it."""
+    add_bos: bool = False
+    """What holds when the file does not say whether a BOS token is added."""
+
+
+_DIGITS_THEN_GPT2 = Splitting((r"\p{N}", _GPT2))
+
+SPLITTINGS: dict[str, Splitting] = {
+    "default": Splitting((_GPT2,)),
+    **dict.fromkeys(
+        ("gpt-2", "phi-2", "a.x-4.0", "gigachat", "mellum", "exaone4", "jais", "trillion"), Splitting((_GPT2,))
+    ),
+    **dict.fromkeys(("olmo", "mpt"), Splitting((_GPT2,), nfc=True)),
+    **dict.fromkeys(("smollm", "starcoder", "refact", "codeshell", "exaone", "minerva-7b"), _DIGITS_THEN_GPT2),
+    "command-r": Splitting((r"\p{N}", _GPT2), nfc=True),
+    "falcon": Splitting((r"[\p{P}\$\+<=>\^~\|`]+", _GPT2, "[0-9][0-9][0-9]")),
+    **dict.fromkeys(
+        ("llama3", "llama-v3", "llama-bpe", "falcon3", "falcon-h1", "pixtral", "midm-2.0", "lfm2"),
+        Splitting((_LLAMA3,), whole_words=True, add_bos=True),
+    ),
+    **dict.fromkeys(("dbrx", "smaug-bpe", "chatglm-bpe"), Splitting((_LLAMA3,))),
+    **dict.fromkeys(("glm4", "glm5"), Splitting((_LLAMA3,), whole_words=True)),
+    **dict.fromkeys(
+        ("qwen2", "deepseek-r1-qwen", "kormo", "megrez", "stablelm2", "hunyuan", "solar-open", "grok-2"),
+        Splitting((_QWEN2,), nfc=True),
+    ),
+    "qwen35": Splitting((_QWEN35,), nfc=True),
+    "tekken": Splitting((_TEKKEN,), whole_words=True, add_bos=True),
+    **dict.fromkeys(("gpt-4o", "llama4", "kanana2", "minimax-m2"), Splitting((_GPT4O,))),
+    **dict.fromkeys(("deepseek-v3", "hunyuan-dense", "joyai-llm"), Splitting((r"\p{N}{1,3}", _CJK, _PUNCTUATED))),
+    "deepseek-llm": Splitting(
+        (r"[\r\n]", _DEEPSEEK_LETTERS, r"\s?[!-/:-~！-／：-～‘-‟　-。]+", r"\s+$", "[一-龥ࠀ-一가-퟿]+", r"\p{N}+")
+    ),
+    "deepseek-coder": Splitting((r"[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", "[一-龥ࠀ-一가-퟿]+", r"\p{N}")),
+    **dict.fromkeys(("poro-chat", "bloom", "gpt3-finnish"), Splitting((r" ?[^(\s|.,!?…。，、।۔،)]+",))),
+    "viking": Splitting((r" ?[^(\s|.,!?…。，、।۔،)]+", r"\p{N}")),
+}
+"""`tokenizer.ggml.pre` -> how to cut. Sources: the models' own tokenizer.json files."""
+
+
+def splitting_of(name: str) -> Splitting:
+    """Raises `UnsupportedModelError` for a name that is not in the table: a guess would give other ids."""
+    if name not in SPLITTINGS:
+        raise UnsupportedModelError(
+            f"The GGUF file's text is cut into words in a way that is not known here: tokenizer.ggml.pre is {name!r}.",
+            remedy="Give the original model's folder or hub id as --tokenizer.",
+        )
+    return SPLITTINGS[name]
+
+
+def build_byte_level(tokens: Sequence[str], kinds: Sequence[int], merges: Sequence[str], pre: str) -> Tokenizer:
+    """The library's tokenizer for a byte-level vocabulary.
+
+    Raises `UnsupportedModelError` for an unknown `pre`, `ModelFileError` when a merge names a token that is not there.
+    """
+    splitting = splitting_of(pre)
+    tokenizer = _with_merges(tokens, merges, ignore_merges=splitting.whole_words)
+    if splitting.nfc:
+        tokenizer.normalizer = normalizers.NFC()
+    cuts: list[Any] = [pre_tokenizers.Split(Regex(pattern), behavior="isolated") for pattern in splitting.patterns]
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [*cuts, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)]
+    )
+    tokenizer.decoder = decoders.ByteLevel()
+    _add_marks(tokenizer, tokens, kinds)
+    return tokenizer
+
+
+def build_spaced(tokens: Sequence[str], kinds: Sequence[int], merges: Sequence[str]) -> Tokenizer:
+    """The library's tokenizer for a vocabulary of SentencePiece's kind that comes with merges: Gemma 4's."""
+    tokenizer = _with_merges(tokens, merges, byte_fallback=True, fuse_unk=True)
+    tokenizer.normalizer = normalizers.Replace(" ", "\u2581")
+    tokenizer.decoder = decoders.Sequence([decoders.Replace("\u2581", " "), decoders.ByteFallback(), decoders.Fuse()])
+    _add_marks(tokenizer, tokens, kinds)
+    return tokenizer
+
+
+def _with_merges(tokens: Sequence[str], merges: Sequence[str], **options: bool) -> Tokenizer:
+    vocabulary = {token: index for index, token in enumerate(tokens)}
+    # A token may hold a space itself, but never as its first character.
+    pairs = [(merge[:cut], merge[cut + 1 :]) for merge in merges if (cut := merge.find(" ", 1)) > 0]
+    try:
+        return Tokenizer(models.BPE(vocab=vocabulary, merges=pairs, **options))
+    except Exception as error:  # the library raises nothing narrower
+        raise ModelFileError(
+            f"The vocabulary and the merges of the GGUF file do not fit together: {error}.",
+            remedy="Download the file again, or convert the model again.",
+        ) from None
+
+
+def _add_marks(tokenizer: Tokenizer, tokens: Sequence[str], kinds: Sequence[int]) -> None:
+    """Tokens that stay whole wherever they stand in the text, the longest first."""
+    pairs = [(token, kind) for token, kind in zip(tokens, kinds, strict=True) if token]
+    tokenizer.add_special_tokens(
+        [AddedToken(token, normalized=False, special=True) for token, kind in pairs if kind == CONTROL]
+    )
+    tokenizer.add_tokens(
+        [AddedToken(token, normalized=False, special=False) for token, kind in pairs if kind == USER_DEFINED]
+    )
