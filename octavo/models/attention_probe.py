@@ -1,35 +1,28 @@
 """Find out by running it what a model's attention layers are: heads, sizes, scale, mask, soft cap, sinks, sharing.
 
-Two forwards over a handful of tokens, with a recorder in place of attention. The recorder answers with the values
-themselves, so every token's way through the network is its own, and three things can be checked that no config says:
+Two forwards over a handful of tokens, with a recorder in place of attention, check what no config says:
 
-- a token's query, key and output do not change with its neighbours, nor with the longest position of the batch;
+- every layer that keeps a cache calls, once;
 - what a layer computes on its inputs is scaled dot-product attention with exactly the properties seen;
-- every layer that keeps a cache calls, once.
+- a token's query, key and output do not change with its neighbours, nor with the longest position of the batch.
 
 Whatever does not fit is refused by the property that does not fit.
 """
 
 from __future__ import annotations
 
-import sys
-from dataclasses import dataclass, field
+import inspect
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
-from torch import nn
-from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+from transformers.modeling_outputs import ModelOutput
+from transformers.modeling_utils import PreTrainedModel
 
 from octavo.errors import UnsupportedModelError
-from octavo.models.attention_interface import (
-    ATTENTION_NAME,
-    PROBE_NAME,
-    AttentionHook,
-    clear_hook,
-    mask_function_of,
-    set_hook,
-)
-from octavo.models.mask_kind import MaskKind, find_mask_kind
+from octavo.models.attention_interface import ATTENTION_NAME, PROBE_NAME, clear_hook, set_hook
+from octavo.models.attention_recorder import AttentionCall, Recorder
 
 NUM_PROBE_TOKENS = 9
 """Tokens of a probing forward; two repeats of `_REPEAT` tokens and one more."""
@@ -38,130 +31,44 @@ _REPEAT = 4
 _FIRST_POSITION = 100
 """Where the repeated tokens stand: far enough for a changed rotary frequency to show, near enough for short models."""
 
-_HARMLESS_TENSORS = frozenset({"position_ids", "cache_position", "cu_seq_lens_q", "cu_seq_lens_k"})
-"""Tensors that modules hand to every attention function and that change no result."""
-
 _REMEDY = "Octavo cannot run this model yet; use another one."
-
-
-@dataclass(slots=True)
-class AttentionCall:
-    """One attention module's call, as the recorder saw it."""
-
-    module: nn.Module
-    layer_index: int
-    num_heads: int
-    num_kv_heads: int
-    head_size: int
-    value_size: int
-    scale: float
-    soft_cap: float | None
-    sinks: torch.Tensor | None
-    mask: MaskKind | None
-    shares_with: int | None
-    """Index of the earlier layer whose keys and values these are."""
-    query: torch.Tensor = field(repr=False)
-    key: torch.Tensor = field(repr=False)
-    value: torch.Tensor = field(repr=False)
-
-
-class Recorder(AttentionHook):
-    """Writes down each call of one forward. Owns: the calls. Never: attends."""
-
-    def __init__(self, *, mask_length: int | None) -> None:
-        self.calls: list[AttentionCall] = []
-        self._mask_length = mask_length
-        """Positions over which masks are examined; None when the model makes none in this forward."""
-        self._mask_kinds: dict[int, MaskKind] = {}
-
-    def attend(
-        self,
-        module: nn.Module,
-        query: torch.Tensor,
-        key: torch.Tensor,
-        value: torch.Tensor,
-        mask: torch.Tensor | None,
-        options: dict[str, Any],
-    ) -> torch.Tensor:
-        _check_shapes(module, query, key, value)
-        call = AttentionCall(
-            module=module,
-            layer_index=self._layer_index(module),
-            num_heads=query.shape[1],
-            num_kv_heads=key.shape[1],
-            head_size=query.shape[3],
-            value_size=value.shape[3],
-            scale=_scale(query, options),
-            soft_cap=options.get("softcap"),
-            sinks=_sinks(options),
-            mask=None if self._mask_length is None else self._mask_kind(module, mask, self._mask_length),
-            shares_with=self._shares_with(key),
-            query=query,
-            key=key,
-            value=value,
-        )
-        _check_options(module, options)
-        if call.mask is not None and mask is not None:
-            _check_arithmetic(call, mask, options)
-        self.calls.append(call)
-        group_size = call.num_heads // call.num_kv_heads
-        return value.repeat_interleave(group_size, dim=1).transpose(1, 2).contiguous()
-
-    def _layer_index(self, module: nn.Module) -> int:
-        index = getattr(module, "layer_idx", None)
-        if not isinstance(index, int):
-            raise UnsupportedModelError(
-                f"The model's {type(module).__name__} does not know its own layer_idx.", remedy=_REMEDY
-            )
-        if any(call.layer_index == index for call in self.calls):
-            raise UnsupportedModelError(
-                f"Layer {index} computes attention more than once in a forward.", remedy=_REMEDY, layer=index
-            )
-        return index
-
-    def _shares_with(self, key: torch.Tensor) -> int | None:
-        for call in self.calls:
-            if call.key.data_ptr() == key.data_ptr() and call.key.shape == key.shape and call.shares_with is None:
-                return call.layer_index
-        return None
-
-    def _mask_kind(self, module: nn.Module, mask: torch.Tensor | None, length: int) -> MaskKind:
-        if mask is None or getattr(module, "is_causal", True) is False:
-            raise UnsupportedModelError(
-                f"The model's {type(module).__name__} sees later tokens (its attention is not causal).", remedy=_REMEDY
-            )
-        function = mask_function_of(mask)
-        if function is None:
-            raise UnsupportedModelError(
-                f"The model's {type(module).__name__} computes its attention mask or a bias itself.", remedy=_REMEDY
-            )
-        if id(mask) not in self._mask_kinds:
-            self._mask_kinds[id(mask)] = find_mask_kind(function, length)
-        return self._mask_kinds[id(mask)]
 
 
 class AttentionProbe:
     """Two forwards over a handful of tokens. Owns: what the first one recorded. Never: keeps its hooks on the model."""
 
-    def __init__(self, model: Any, base: Any, *, length: int, vocab_size: int) -> None:
-        """Runs the first forward; sequences are up to `length` tokens long.
+    def __init__(self, model: Any, *, length: int, vocab_size: int) -> None:
+        """Runs the first forward, head included; sequences are up to `length` tokens long.
 
         Raises `UnsupportedModelError`, naming the property, for attention that Octavo cannot compute.
         """
         self._model = model
-        self._base = base
         self._length = max(length, NUM_PROBE_TOKENS)
         first = min(_FIRST_POSITION, self._length - NUM_PROBE_TOKENS)
         self._tokens = torch.arange(1, NUM_PROBE_TOKENS + 1, device=model.device) * 7919 % vocab_size
         self._positions = torch.arange(first, first + NUM_PROBE_TOKENS, device=model.device)
+        if "position_ids" not in inspect.signature(type(model).forward).parameters:
+            raise UnsupportedModelError(
+                f"{type(model).__name__} takes no positions: it counts the tokens of its input itself.", remedy=_REMEDY
+            )
         model.set_attn_implementation(PROBE_NAME)
-        recorder = Recorder(mask_length=self._length)
-        output = _run(model, base, recorder, self._tokens, self._positions)
-        self._hidden: torch.Tensor = output[0]
+        recorder = Recorder(num_tokens=NUM_PROBE_TOKENS, mask_length=self._length)
+        with _watch_entry(model) as entry:
+            output = _run(model, model, recorder, self._tokens, self._positions)
+        self.logits: torch.Tensor = output.logits
+        """[1, probe tokens, vocabulary]"""
         self.calls = recorder.calls
         """In the order of the forward."""
-        self.output_type = type(output)
+        if entry.path is None or not isinstance(entry.output, ModelOutput):
+            raise UnsupportedModelError(
+                f"{type(model).__name__} has no base model apart from its head.", remedy=_REMEDY
+            )
+        self.base_path: str = entry.path
+        """Where in the model its base lies, as `get_submodule` takes it."""
+        self.output_type = type(entry.output)
         """What the base model returns: a class with a field `last_hidden_state`."""
+        self.hidden: torch.Tensor = entry.output[0]
+        """[1, probe tokens, hidden size]"""
 
     def check_independence(self) -> None:
         """Run again with repeated tokens; raises `UnsupportedModelError` unless each comes out as it did alone.
@@ -172,105 +79,61 @@ class AttentionProbe:
         repeated = torch.arange(NUM_PROBE_TOKENS, device=self._tokens.device) % _REPEAT
         positions = self._positions[repeated]
         positions[-1] = self._length - 1
-        recorder = Recorder(mask_length=None)
-        output = _run(self._model, self._base, recorder, self._tokens[repeated], positions)
-        _check_independence(self.calls, recorder.calls, self._hidden, output[0])
+        recorder = Recorder(num_tokens=NUM_PROBE_TOKENS, mask_length=None)
+        base = self._model.get_submodule(self.base_path)
+        output = _run(self._model, base, recorder, self._tokens[repeated], positions)
+        _check_independence(self.calls, recorder.calls, self.hidden, output[0])
 
 
-def _run(model: Any, base: Any, recorder: Recorder, tokens: torch.Tensor, positions: torch.Tensor) -> Any:
+class _Entry:
+    """The first model inside a model that a forward went into, and what came out of it."""
+
+    def __init__(self) -> None:
+        self.path: str | None = None
+        self.output: Any = None
+
+
+@contextmanager
+def _watch_entry(model: Any) -> Iterator[_Entry]:
+    entry = _Entry()
+
+    def entering(path: str) -> None:
+        entry.path = entry.path or path
+
+    def leaving(path: str, output: Any) -> None:
+        if entry.path == path and entry.output is None:
+            entry.output = output
+
+    handles = []
+    for path, module in model.named_modules():
+        if path and isinstance(module, PreTrainedModel):
+            handles.append(module.register_forward_pre_hook(lambda _module, _args, path=path: entering(path)))
+            handles.append(module.register_forward_hook(lambda _module, _args, out, path=path: leaving(path, out)))
+    try:
+        yield entry
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def _run(model: Any, part: Any, recorder: Recorder, tokens: torch.Tensor, positions: torch.Tensor) -> Any:
+    """What `part` of the model returns for these tokens, with `recorder` in place of attention."""
     modules = list(model.modules())
     for module in modules:
         set_hook(module, recorder)
     try:
-        return base(input_ids=tokens[None], position_ids=positions[None], use_cache=False)
+        return part(input_ids=tokens[None], position_ids=positions[None], use_cache=False)
     except UnsupportedModelError:
         raise
     except Exception as error:  # whatever transformers' code raises, the user gets one sentence
         raise UnsupportedModelError(
-            f"transformers' {type(base).__name__} does not run on tokens with given positions and without a cache: "
+            f"transformers' {type(part).__name__} does not run on tokens with given positions and without a cache: "
             f"{type(error).__name__}: {error}",
             remedy=_REMEDY,
         ) from error
     finally:
         for module in modules:
             clear_hook(module)
-
-
-def _check_shapes(module: nn.Module, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> None:
-    name = type(module).__name__
-    num_tokens = (query.shape[2], key.shape[2], value.shape[2])
-    if num_tokens != (NUM_PROBE_TOKENS,) * 3 or query.shape[0] != 1:
-        raise UnsupportedModelError(
-            f"The model's {name} attends over {num_tokens[1]} keys where there are {NUM_PROBE_TOKENS} tokens: it has "
-            "memory tokens or a second sequence of its own.",
-            remedy=_REMEDY,
-        )
-    if query.shape[1] % key.shape[1] or key.shape[1] != value.shape[1] or query.shape[3] != key.shape[3]:
-        raise UnsupportedModelError(
-            f"The model's {name} attends with {query.shape[1]} query, {key.shape[1]} key and {value.shape[1]} value "
-            "heads, which do not form groups.",
-            remedy=_REMEDY,
-        )
-
-
-def _scale(query: torch.Tensor, options: dict[str, Any]) -> float:
-    scaling = options.get("scaling")
-    return float(query.shape[-1] ** -0.5 if scaling is None else scaling)
-
-
-def _sinks(options: dict[str, Any]) -> torch.Tensor | None:
-    sinks = options.get("s_aux")
-    return None if sinks is None else sinks.detach().float().reshape(-1)
-
-
-def _check_options(module: nn.Module, options: dict[str, Any]) -> None:
-    for name, option in options.items():
-        if isinstance(option, torch.Tensor) and name != "s_aux" and name not in _HARMLESS_TENSORS:
-            raise UnsupportedModelError(
-                f"The model's {type(module).__name__} hands its attention a tensor {name!r} that Octavo does not know.",
-                remedy=_REMEDY,
-                option=name,
-            )
-
-
-def _check_arithmetic(call: AttentionCall, mask: torch.Tensor, options: dict[str, Any]) -> None:
-    """Compare the module's own eager attention with attention by the properties of `call`, on random inputs."""
-    namespace = vars(sys.modules[type(call.module).__module__])
-    eager = namespace.get("eager_attention_forward") or ALL_ATTENTION_FUNCTIONS["sdpa"]
-    generator = torch.Generator().manual_seed(call.layer_index)
-    device = call.query.device
-
-    def random(num_heads: int, size: int) -> torch.Tensor:
-        return 3 * torch.randn(1, num_heads, NUM_PROBE_TOKENS, size, generator=generator).to(device)
-
-    query = random(call.num_heads, call.head_size)
-    key = random(call.num_kv_heads, call.head_size)
-    value = random(call.num_kv_heads, call.value_size)
-    theirs = eager(call.module, query, key, value, mask.float(), **options)[0]
-    ours = _attend(call, query[0], key[0], value[0])
-    if theirs.shape[1:] != ours.shape or not torch.allclose(theirs[0].float(), ours, rtol=1e-2, atol=1e-2):
-        raise UnsupportedModelError(
-            f"Layer {call.layer_index} computes more than scaled dot-product attention with "
-            f"{'' if call.mask is None else call.mask.describe()}, soft cap {call.soft_cap} and "
-            f"{'sinks' if call.sinks is not None else 'no sinks'}.",
-            remedy=_REMEDY,
-            layer=call.layer_index,
-        )
-
-
-def _attend(call: AttentionCall, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
-    """[tokens, heads, value size] from [heads, tokens, size], by the properties of `call` alone."""
-    group_size = call.num_heads // call.num_kv_heads
-    scores = query @ key.repeat_interleave(group_size, dim=0).transpose(1, 2) * call.scale
-    if call.soft_cap is not None:
-        scores = call.soft_cap * torch.tanh(scores / call.soft_cap)
-    positions = torch.arange(query.shape[1], device=query.device)
-    if call.mask is not None:
-        scores = scores.masked_fill(~call.mask.visible(positions[:, None], positions[None, :]), -torch.inf)
-    if call.sinks is not None:
-        scores = torch.cat([scores, call.sinks[:, None, None].expand(-1, query.shape[1], 1)], dim=2)
-    weights = torch.softmax(scores, dim=2)[:, :, : query.shape[1]]
-    return (weights @ value.repeat_interleave(group_size, dim=0)).transpose(0, 1)
 
 
 def _check_independence(
@@ -287,11 +150,14 @@ def _check_independence(
     pairs.append(("The last layer", output[None], crowded_output[None]))
     for where, one, other in pairs:
         expected = one[:, :, :_REPEAT].float()
-        for start, mended in ((0, "the longest position in the batch"), (_REPEAT, "the tokens before it in the batch")):
+        for start, reason in (
+            (0, "how far the longest sequence of a batch reaches"),
+            (_REPEAT, "its neighbours outside of attention"),
+        ):
             found = other[:, :, start : start + _REPEAT].float()
             if bool((found - expected).norm() > tolerance * expected.norm()):
                 raise UnsupportedModelError(
-                    f"{where} lets a token's own vectors depend on {mended}.",
-                    remedy="A rotary embedding that changes with length needs a smaller --max-model-len; "
-                    "a recurrent or convolutional layer cannot be computed yet.",
+                    f"{where} lets a token's own vectors depend on {reason}.",
+                    remedy="A rotary embedding that changes with length (longrope, dynamic NTK) runs up to its "
+                    "original length, given as --max-model-len; a recurrence or convolution cannot be computed yet.",
                 )

@@ -21,7 +21,9 @@ from octavo.config import LayerConfig, ModelConfig, layer_name
 from octavo.errors import UnsupportedModelError
 from octavo.kv.specs import AttentionSpec, FullAttentionSpec, LayerSpec, SlidingWindowSpec
 from octavo.models.attention_interface import BoundAttention, set_hook
-from octavo.models.attention_probe import AttentionCall, AttentionProbe
+from octavo.models.attention_probe import AttentionProbe
+from octavo.models.attention_recorder import AttentionCall
+from octavo.models.mask_kind import MaskKind
 
 _REMEDY = "Octavo cannot run this model yet; use another one."
 
@@ -39,7 +41,7 @@ class LoadedModel:
         model_config: ModelConfig,
         attention_layers: dict[str, AttentionLayer],
         shared_layers: dict[str, str],
-        output_type: type,
+        probe: AttentionProbe,
     ) -> None:
         self.attention_layers = attention_layers
         """By layer name, sharing layers included, in the order of the layers."""
@@ -49,10 +51,11 @@ class LoadedModel:
         self.hidden_size = model_config.hidden_size
         self.weight_bytes = sum(parameter.nbytes for parameter in model.parameters())
         """Bytes of the weights in memory; tied ones count once."""
-        self._base = getattr(model, model.base_model_prefix)
-        self._given_hidden = _GivenHidden(self._base, output_type)
+        self._base = model.get_submodule(probe.base_path)
+        self._given_hidden = _GivenHidden(self._base, probe.output_type)
         self._head = model
-        setattr(model, model.base_model_prefix, self._given_hidden)
+        owner_path, _, attribute = probe.base_path.rpartition(".")
+        setattr(model.get_submodule(owner_path), attribute, self._given_hidden)
 
     def kv_cache_specs(self) -> dict[str, LayerSpec]:
         """What each layer keeps in the cache; a sharing layer has no entry."""
@@ -119,11 +122,8 @@ def adapt_model(
     Raises `UnsupportedModelError` when the model computes something else than what its config promised or than Octavo
     can compute; the message names the property.
     """
-    base = getattr(model, model.base_model_prefix, None)
-    if base is None or base is model:
-        raise UnsupportedModelError(f"{type(model).__name__} has no base model apart from its head.", remedy=_REMEDY)
     with torch.inference_mode():
-        probe = AttentionProbe(model, base, length=max_model_len, vocab_size=model_config.vocab_size)
+        probe = AttentionProbe(model, length=max_model_len, vocab_size=model_config.vocab_size)
         _check_layers(probe.calls, model_config, max_model_len)
         probe.check_independence()
     layers: dict[str, AttentionLayer] = {}
@@ -134,9 +134,13 @@ def adapt_model(
         layers[layer.name] = layer
         set_hook(call.module, BoundAttention(layer))
     shared = {name: layer.kv_sharing_target for name, layer in layers.items() if layer.kv_sharing_target is not None}
-    return LoadedModel(
-        model, model_config=model_config, attention_layers=layers, shared_layers=shared, output_type=probe.output_type
-    )
+    loaded = LoadedModel(model, model_config=model_config, attention_layers=layers, shared_layers=shared, probe=probe)
+    if not torch.allclose(loaded.compute_logits(probe.hidden[0]), probe.logits[0], rtol=1e-2, atol=1e-2):
+        raise UnsupportedModelError(
+            f"The logits of {type(model).__name__} depend on more than the hidden states of its base model.",
+            remedy=_REMEDY,
+        )
+    return loaded
 
 
 def _attention_layer(
@@ -186,21 +190,20 @@ def _check_layers(calls: list[AttentionCall], model_config: ModelConfig, max_mod
 
 
 def _check_layer(call: AttentionCall, layer: LayerConfig, max_model_len: int) -> None:
-    mask = call.mask
-    span = layer.window if layer.kind == "sliding_window" else None
-    expected = span if span is not None and span < max_model_len else None
-    found = mask.span if mask is not None and mask.kind == "window" else None
+    # A window that no sequence outgrows is none.
+    has_window = layer.kind == "sliding_window" and layer.window is not None and layer.window < max_model_len
+    promised_mask = MaskKind("window", layer.window or 0) if has_window else MaskKind("full")
     for name, promised, seen in (
-        ("number of KV heads", layer.num_kv_heads, call.num_kv_heads),
+        ("KV heads", layer.num_kv_heads, call.num_kv_heads),
         ("head size", layer.head_size, call.head_size),
         ("value head size", layer.head_size_v or layer.head_size, call.value_size),
-        ("attention kind", True, mask is None or mask.kind != "chunk"),
-        ("window", expected, found),
-        ("shared layer", layer.kv_sharing_target, call.shares_with),
+        ("mask", promised_mask.describe(), call.mask.describe() if call.mask is not None else "none"),
+        ("layer it shares its cache with", layer.kv_sharing_target, call.shares_with),
     ):
         if promised != seen:
             raise UnsupportedModelError(
-                f"Layer {call.layer_index} has {name} {seen} when it runs, but its config says {promised}.",
+                f"Layer {call.layer_index} disagrees with the model's config about its {name}: the config says "
+                f"{promised}, but when it runs it is {seen}.",
                 remedy=_REMEDY,
                 layer=call.layer_index,
             )

@@ -40,6 +40,7 @@ def find_model(hf_config: dict[str, Any]) -> tuple[Any, Any]:
         )
     if isinstance(class_name, tuple | list):
         class_name = class_name[0]
-    module_name = model_type_to_module_name(config.model_type)
-    module = importlib.import_module(f"transformers.models.{module_name}.modeling_{module_name}")
-    return config, getattr(module, class_name)
+    # A class that another model type shares is not in this type's own package: transformers' root knows them all.
+    package = importlib.import_module(f"transformers.models.{model_type_to_module_name(config.model_type)}")
+    model_class = getattr(package, class_name, None) or getattr(importlib.import_module("transformers"), class_name)
+    return config, model_class
