@@ -1,0 +1,76 @@
+"""Who runs: in order, the best first, at most one of them protected."""
+
+from __future__ import annotations
+
+from bisect import insort
+from collections.abc import Set as AbstractSet
+from operator import attrgetter
+
+from octavo.cache.kv_cache_manager import KVCacheManager
+from octavo.sched.queue import Entry
+
+RESUME_SPARE = (0, 1, 4, 16)
+"""Blocks, per group and running request, that admitting a request preempted k times must leave free."""
+
+MAX_PREEMPTIONS = len(RESUME_SPARE)
+"""A request that was preempted this often is protected when it runs again."""
+
+
+class RunningList:
+    """The running requests.
+
+    Owns: their order, which of them is protected, how many blocks others must leave to it.
+    Never: takes or frees blocks.
+    """
+
+    def __init__(self, manager: KVCacheManager) -> None:
+        self.entries: list[Entry] = []
+        """Best first. Changed through the methods only."""
+        self.protected: Entry | None = None
+        self._manager = manager
+        self._num_groups = len(manager.managers)
+
+    def __len__(self) -> int:
+        return len(self.entries)
+
+    def may_admit(self, entry: Entry) -> bool:
+        """False for a request that must be protected while another one is."""
+        return self.protected is None or entry.request.num_preemptions < MAX_PREEMPTIONS
+
+    def add(self, entry: Entry) -> None:
+        """Put `entry` in its place; it is protected from now on if it was preempted `MAX_PREEMPTIONS` times."""
+        insort(self.entries, entry, key=attrgetter("key"))
+        if entry.request.num_preemptions >= MAX_PREEMPTIONS:
+            self.protected = entry
+
+    def discard(self, gone: AbstractSet[Entry]) -> None:
+        """Take entries out."""
+        if gone:
+            self.entries = [entry for entry in self.entries if entry not in gone]
+            if self.protected in gone:
+                self.protected = None
+
+    def pop_worst(self, first: int) -> Entry | None:
+        """Take the worst unprotected of `entries[first:]` out; None when there is none."""
+        index = len(self.entries) - 1
+        if index >= first and self.entries[index] is self.protected:
+            index -= 1
+        return self.entries.pop(index) if index >= first else None
+
+    def reserved_blocks(self) -> int:
+        """Available blocks that belong to the protected request: all that it may still take until its end."""
+        if self.protected is None:
+            return 0
+        return self._manager.max_growth(self.protected.request.num_computed_tokens, self.protected.longest)
+
+    def blocks_to_leave(self, entry: Entry, num_computed: int) -> int:
+        """Blocks that must stay available when `entry` is admitted with `num_computed` tokens.
+
+        Nothing where nobody runs: the request fits the empty pool, and there is nobody to leave anything to.
+        """
+        num_preemptions = entry.request.num_preemptions
+        if not self.entries:
+            return 0
+        if num_preemptions >= MAX_PREEMPTIONS:
+            return self._manager.max_growth(num_computed, entry.longest)
+        return self.reserved_blocks() + RESUME_SPARE[num_preemptions] * len(self.entries) * self._num_groups

@@ -1,0 +1,398 @@
+"""Who runs next.
+
+There are no phases: a step is `{request: num_tokens}` under a token budget. A request is always asked for the same
+thing, the tokens it has but the cache has not; that is many for a new prompt and one for a request that generates.
+
+One step:
+
+    1. Running requests, best first, each up to `max_chunk_tokens` and leaving one token of the budget for each
+       running request behind it. One that finds no blocks takes them from the worst running request, which is
+       **preempted**: it loses its blocks and goes back to the line, where its key puts it ahead of later ones. When
+       nobody worse is left, the request **stalls**: it keeps what it has and waits for the next step.
+    2. Waiting requests, best first, as long as they fit. None in a step that preempted or stalled.
+
+Why every request ends (given that it was admitted by `check_request`, so it fits the empty pool alone):
+
+  - Preempted requests are worse than the one that needed their blocks. So while nobody is protected (below), the best
+    running request gets tokens in every step.
+  - A request is preempted at most `MAX_PREEMPTIONS` times. After k times it comes back only when that leaves
+    `RESUME_SPARE[k]` blocks per group and running request (`running.py`); after the last time it is **protected**: it
+    comes back only when the pool holds all that it may still take, and the others leave that untouched until it ends.
+    At most one request is protected. It never lacks blocks, so it gets tokens in every step in which all better ones
+    stall.
+
+So every step gives at least one token to somebody, and n requests that need t tokens in all end within
+`(MAX_PREEMPTIONS + 1) * t` steps, whatever comes before whom.
+"""
+
+from __future__ import annotations
+
+from operator import attrgetter
+
+from octavo.cache.kv_cache_manager import KVCacheManager
+from octavo.config import SchedulerConfig
+from octavo.errors import InvariantError, RequestError
+from octavo.messages import (
+    CachedRequestData,
+    EngineCoreOutput,
+    EngineCoreOutputs,
+    ModelRunnerOutput,
+    NewRequestData,
+    SchedulerOutput,
+    SchedulerStats,
+)
+from octavo.request import FinishReason, Request, RequestStatus
+from octavo.sched.admission import check_request, step_limit
+from octavo.sched.finish import find_finish
+from octavo.sched.queue import POLICIES, Entry, RequestQueue
+from octavo.sched.running import RunningList
+
+
+class Scheduler:
+    """Decides for each step who computes how many tokens.
+
+    Owns: every unfinished request, the line, the running list (both in the order of the policy).
+    Never: touches the pool except through `KVCacheManager`, knows what a model or a rank is.
+    """
+
+    def __init__(self, config: SchedulerConfig, manager: KVCacheManager, *, max_model_len: int) -> None:
+        self.config = config
+        self.manager = manager
+        self.max_model_len = max_model_len
+        self._step_limit = min(step_limit(config), manager.max_chunk_tokens)
+        self._class_of = POLICIES[config.policy]
+        self._entries: dict[str, Entry] = {}
+        self._waiting = RequestQueue()
+        self._running = RunningList(manager)
+        self._forget: list[str] = []
+        """Requests that the ranks hold and must drop before the next step."""
+        self._under_way: SchedulerOutput | None = None
+        self._must_sample: list[str] = []
+        """Requests whose last known token is in the step under way."""
+        self._aborted_under_way: list[Entry] = []
+        self._blocked: tuple[Entry, int, int] | None = None
+        """The waiting entry that found no room, and how many blocks were available and requests running then."""
+        self._num_added = 0
+        self._num_steps = 0
+        self._num_preemptions = 0
+
+    # -- requests come and go -------------------------------------------------------------------------------------
+
+    def add_request(self, request: Request) -> None:
+        """Put `request` into the line.
+
+        Raises `RequestError` when it can never be served (see `sched/admission.py`) or its id is in use.
+        """
+        if request.request_id in self._entries:
+            raise RequestError(
+                f"Request id {request.request_id!r} is in use.", remedy="Choose an id that no unfinished request has."
+            )
+        check_request(
+            request,
+            self.manager,
+            max_model_len=self.max_model_len,
+            whole_prompt_limit=None if self.config.enable_chunked_prefill else self._step_limit,
+        )
+        self._num_added += 1
+        entry = Entry(request, (self._class_of(request), request.arrival, self._num_added))
+        self._entries[request.request_id] = entry
+        self._waiting.push(entry)
+
+    def abort_request(self, request_id: str) -> bool:
+        """Forget the request and free its blocks, at once or, in the middle of a step, when the step has settled.
+
+        False when there is no such unfinished request.
+        """
+        entry = self._entries.get(request_id)
+        if entry is None:
+            return False
+        self._close(entry.request, FinishReason.ABORT)
+        if entry.is_waiting:
+            self._waiting.discard(entry)
+            return True
+        self._running.discard({entry})
+        self._forget.append(request_id)
+        if self._under_way is not None and request_id in self._under_way.num_scheduled_tokens:
+            self._aborted_under_way.append(entry)
+        else:
+            self.manager.free(entry.request)
+        return True
+
+    def has_unfinished_requests(self) -> bool:
+        return bool(self._entries)
+
+    def request_ids(self) -> list[str]:
+        """Ids of all unfinished requests, in order of arrival here."""
+        return list(self._entries)
+
+    def reset_prefix_cache(self) -> bool:
+        """Forget all cached prefixes; False, and nothing changed, while a request holds blocks."""
+        return self.manager.reset_prefix_cache()
+
+    def stats(self) -> SchedulerStats:
+        counts, prefixes = self.manager.counts(), self.manager.prefix_stats()
+        return SchedulerStats(
+            num_running=len(self._running),
+            num_waiting=len(self._waiting),
+            num_blocks=self.manager.num_blocks,
+            num_free_blocks=counts.free,
+            num_cached_blocks=counts.cached,
+            num_used_blocks=counts.used,
+            num_preemptions=self._num_preemptions,
+            prefix_query_tokens=prefixes.query_tokens,
+            prefix_hit_tokens=prefixes.hit_tokens,
+        )
+
+    # -- a step begins --------------------------------------------------------------------------------------------
+
+    def schedule(self) -> SchedulerOutput:
+        """The next step. Must be settled by `update_from_output` or `fail_step` before the next call."""
+        if self._under_way is not None:
+            raise InvariantError(f"step {self._under_way.step} was not settled before the next one was asked for")
+        self._num_steps += 1
+        step = SchedulerOutput(
+            step=self._num_steps,
+            num_scheduled_tokens={},
+            new_requests=[],
+            cached_requests=[],
+            finished_request_ids=[],
+        )
+        self._must_sample = []
+        budget = self.config.max_num_batched_tokens
+        budget, is_disturbed = self._schedule_running(step, budget)
+        if not is_disturbed:
+            self._admit_waiting(step, budget)
+        if self._entries and not step.num_scheduled_tokens:
+            raise InvariantError(f"no request can run: {self.stats()}")
+        step.finished_request_ids.extend(self._forget)
+        self._forget.clear()
+        self._under_way = step
+        return step
+
+    def _schedule_running(self, step: SchedulerOutput, budget: int) -> tuple[int, bool]:
+        """Give the running requests their tokens; the budget left, and whether somebody was preempted or stalled."""
+        running, allocate, limit = self._running.entries, self.manager.allocate_slots, self._step_limit
+        scheduled, cached, must_sample = step.num_scheduled_tokens, step.cached_requests, self._must_sample
+        protected = self._running.protected
+        reserved = self._running.reserved_blocks()
+        is_disturbed = False
+        position = 0
+        while position < len(running) and budget:
+            entry = running[position]
+            request = entry.request
+            position += 1
+            num_computed = request.num_computed_tokens
+            num_new = request.num_tokens - num_computed
+            if num_new > 1:
+                num_new = min(num_new, limit, max(1, budget - (len(running) - position)))
+            leave_free = 0 if entry is protected else reserved
+            block_ids = allocate(request, num_new, leave_free=leave_free)
+            while block_ids is None and self._preempt_worst(position):
+                is_disturbed = True
+                block_ids = allocate(request, num_new, leave_free=leave_free)
+            if block_ids is None:
+                is_disturbed = True
+                continue
+            request_id = request.request_id
+            scheduled[request_id] = num_new
+            cached.append(
+                CachedRequestData(request_id=request_id, num_computed_tokens=num_computed, new_block_ids=block_ids)
+            )
+            budget -= num_new
+            request.num_computed_tokens = num_computed = num_computed + num_new
+            if num_computed == request.num_tokens:
+                must_sample.append(request_id)
+            if entry is protected:
+                reserved = self._running.reserved_blocks()
+        return budget, is_disturbed
+
+    def _preempt_worst(self, first: int) -> bool:
+        """Preempt the worst unprotected request from place `first` on; False when there is none."""
+        entry = self._running.pop_worst(first)
+        if entry is None:
+            return False
+        request = entry.request
+        self.manager.free(request)
+        request.num_computed_tokens = 0
+        request.num_preemptions += 1
+        request.status = RequestStatus.PREEMPTED
+        self._num_preemptions += 1
+        self._forget.append(request.request_id)
+        self._waiting.push(entry)
+        return True
+
+    def _admit_waiting(self, step: SchedulerOutput, budget: int) -> None:
+        """Admit waiting requests in order until one does not fit."""
+        while budget and len(self._running) < self.config.max_num_seqs:
+            entry = self._waiting.peek()
+            if entry is None or self._is_still_blocked(entry):
+                return
+            num_new = self._try_to_admit(entry, step, budget)
+            if num_new == 0:
+                return
+            budget -= num_new
+
+    def _try_to_admit(self, entry: Entry, step: SchedulerOutput, budget: int) -> int:
+        """Let the head of the line run; the number of tokens it was given, 0 when it must wait."""
+        request = entry.request
+        if not self._running.may_admit(entry):
+            return 0
+        # Prompt log probabilities need every prompt token computed.
+        needs_all = request.sampling.prompt_logprobs is not None
+        computed = None if needs_all else self.manager.get_computed_blocks(request)
+        num_hit = 0 if computed is None else computed.num_tokens
+        num_missing = request.num_tokens - num_hit
+        num_new = min(num_missing, self._step_limit, budget)
+        if num_new < num_missing and not self.config.enable_chunked_prefill and request.num_preemptions == 0:
+            return 0
+        leave_free = self._running.blocks_to_leave(entry, num_hit + num_new)
+        block_ids = self.manager.allocate_slots(request, num_new, computed, leave_free=leave_free)
+        if block_ids is None:
+            self._blocked = (entry, self._num_available_blocks(), len(self._running))
+            return 0
+        self._waiting.pop()
+        self._running.add(entry)
+        self._start(request, step, block_ids, num_hit=num_hit, num_new=num_new)
+        return num_new
+
+    def _start(
+        self, request: Request, step: SchedulerOutput, block_ids: tuple[list[int], ...], *, num_hit: int, num_new: int
+    ) -> None:
+        if request.num_cached_tokens < 0:
+            request.num_cached_tokens = num_hit
+        request.status = RequestStatus.RUNNING
+        request.num_computed_tokens = num_hit + num_new
+        if request.num_computed_tokens == request.num_tokens:
+            self._must_sample.append(request.request_id)
+        step.num_scheduled_tokens[request.request_id] = num_new
+        step.new_requests.append(
+            NewRequestData(
+                request_id=request.request_id,
+                token_ids=request.token_ids.tolist(),
+                num_prompt_tokens=request.num_prompt_tokens,
+                sampling=request.sampling,
+                eos_token_ids=request.eos_token_ids,
+                num_computed_tokens=num_hit,
+                block_ids=block_ids,
+            )
+        )
+
+    def _is_still_blocked(self, entry: Entry) -> bool:
+        """Whether `entry` found no room before and nothing has been given back since: spares a useless look-up."""
+        if self._blocked is None or self._blocked[0] is not entry or not len(self._running):
+            return False
+        return self._num_available_blocks() <= self._blocked[1] and len(self._running) >= self._blocked[2]
+
+    def _num_available_blocks(self) -> int:
+        counts = self.manager.counts()
+        return counts.free + counts.cached
+
+    # -- a step settles -------------------------------------------------------------------------------------------
+
+    def update_from_output(self, step: SchedulerOutput, output: ModelRunnerOutput) -> EngineCoreOutputs:
+        """Take in what the ranks sampled: append tokens, finish requests, free their blocks.
+
+        Raises `InvariantError`, with nothing changed, when the ranks answered for other requests than had to sample.
+        """
+        self._check_under_way(step)
+        if output.sampled.keys() != set(self._must_sample):
+            wrong = output.sampled.keys() ^ set(self._must_sample)
+            raise InvariantError(f"the ranks sampled for other requests than they had to: {sorted(wrong)[:8]}")
+        outputs: list[EngineCoreOutput] = []
+        num_prompt_tokens = 0
+        finished: set[Entry] = set()
+        entries, sampled = self._entries, output.sampled
+        for request_id, num_new in step.num_scheduled_tokens.items():
+            entry = entries.get(request_id)
+            if entry is None or entry.is_waiting:  # aborted in the middle of the step, its id perhaps used anew
+                continue
+            request = entry.request
+            start = request.num_computed_tokens - num_new
+            if start < request.num_prompt_tokens:
+                num_prompt_tokens += min(num_new, request.num_prompt_tokens - start)
+            token_id = sampled.get(request_id)
+            if token_id is not None:
+                request.append_token(token_id)
+                reason, stop_reason = find_finish(request, token_id)
+                if reason is not None:
+                    self._close(request, reason, stop_reason)
+                    finished.add(entry)
+            elif request.sampling.prompt_logprobs is None:
+                continue
+            outputs.append(_news(entry, output, token_id, start))
+        self._retire(finished)
+        self._settle()
+        return EngineCoreOutputs(outputs=outputs, stats=self.stats(), num_prompt_tokens=num_prompt_tokens)
+
+    def fail_step(self, step: SchedulerOutput, message: str) -> EngineCoreOutputs:
+        """Settle a step whose execution failed: its requests end with `FinishReason.ERROR` and `message`.
+
+        What the step would have written is dropped from the prefix cache. Other requests lose nothing, and the ranks
+        are told again whom to forget, in case they never heard of it.
+        """
+        self._check_under_way(step)
+        found = (self._entries.get(name) for name in step.num_scheduled_tokens)
+        entries = [entry for entry in found if entry is not None and not entry.is_waiting]
+        for entry in (*entries, *self._aborted_under_way):
+            request = entry.request
+            self.manager.uncache(request, request.num_computed_tokens - step.num_scheduled_tokens[request.request_id])
+        outputs: list[EngineCoreOutput] = []
+        for entry in entries:
+            request = entry.request
+            self._close(request, FinishReason.ERROR)
+            outputs.append(
+                EngineCoreOutput(
+                    request_id=request.request_id,
+                    new_token_ids=[],
+                    finish_reason=FinishReason.ERROR,
+                    num_cached_tokens=request.num_cached_tokens,
+                    error=message,
+                )
+            )
+        self._retire(set(entries))
+        self._forget.extend(step.finished_request_ids)
+        self._settle()
+        return EngineCoreOutputs(outputs=outputs, stats=self.stats())
+
+    def _check_under_way(self, step: SchedulerOutput) -> None:
+        if step is not self._under_way:
+            raise InvariantError(f"step {step.step} is not under way")
+
+    def _settle(self) -> None:
+        for entry in self._aborted_under_way:
+            self.manager.free(entry.request)
+        self._aborted_under_way.clear()
+        self._under_way = None
+
+    def _close(self, request: Request, reason: FinishReason, stop_reason: int | None = None) -> None:
+        request.status = RequestStatus.FINISHED
+        request.finish_reason = reason
+        request.stop_reason = stop_reason
+        del self._entries[request.request_id]
+
+    def _retire(self, finished: set[Entry]) -> None:
+        """Take closed entries out of the running list and free their blocks, the worst request's first."""
+        self._running.discard(finished)
+        for entry in sorted(finished, key=attrgetter("key"), reverse=True):
+            self._forget.append(entry.request.request_id)
+            self.manager.free(entry.request)
+
+
+def _news(entry: Entry, output: ModelRunnerOutput, token_id: int | None, start: int) -> EngineCoreOutput:
+    """What the front end hears of one request. Prompt log probabilities that a resumed request repeats are cut."""
+    request = entry.request
+    request_id = request.request_id
+    prompt_logprobs = output.prompt_logprobs.get(request_id, [])
+    if prompt_logprobs:
+        prompt_logprobs = prompt_logprobs[max(0, entry.num_prompt_logprobs - start) :]
+        entry.num_prompt_logprobs += len(prompt_logprobs)
+    logprobs = output.logprobs.get(request_id)
+    return EngineCoreOutput(
+        request_id=request_id,
+        new_token_ids=[] if token_id is None else [token_id],
+        finish_reason=request.finish_reason,
+        stop_reason=request.stop_reason,
+        num_cached_tokens=request.num_cached_tokens,
+        logprobs=[] if logprobs is None else [logprobs],
+        prompt_logprobs=prompt_logprobs,
+    )
