@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from octavo.cache.kv_cache_manager import KVCacheManager
+from octavo.cache.request_blocks import ComputedBlocks
 from octavo.kv.specs import (
     ChunkedLocalSpec,
     FullAttentionSpec,
@@ -101,6 +102,22 @@ class PartialEntries:
         self._blocks.clear()
 
 
+class ReferenceManager(KVCacheManager):
+    """Octavo's manager with the reference's count at admission.
+
+    The reference takes the whole hit, places without a block included, off a windowed group's cap, and so admits some
+    requests with long hits that do not fit.
+    """
+
+    def whole_prompt_blocks(self, request: Request, computed: ComputedBlocks) -> int:
+        num_tokens = min(request.num_tokens, self.max_model_len)
+        needed = 0
+        for manager, hit in zip(self.managers, computed.block_ids, strict=True):
+            cap = manager.spec.reference_max_blocks(self.max_model_len, in_flight_tokens=self.max_chunk_tokens)
+            needed += max(0, min(manager.num_table_blocks(num_tokens), cap) - len(hit))
+        return needed
+
+
 class Replay:
     """One trace against one manager.
 
@@ -119,7 +136,7 @@ class Replay:
             max_model_len=trace["max_model_len"],
             max_chunk_tokens=trace["max_in_flight_tokens"],
         )
-        self.manager = KVCacheManager(
+        self.manager = ReferenceManager(
             config,
             enable_caching=trace["caching"],
             retention_interval=trace["retention_interval"],

@@ -16,10 +16,6 @@ class ChunkedLocalManager(GroupManager):
         super().__init__(spec, max_model_len=max_model_len, max_chunk_tokens=max_chunk_tokens)
         self.chunk = spec.chunk
 
-    def max_blocks(self, num_tokens: int) -> int:
-        held = -(-(self.chunk + self.max_chunk_tokens) // self.block_size)
-        return min(self.num_table_blocks(num_tokens), held)
-
     def num_dropped_blocks(self, num_computed: int) -> int:
         return num_computed // self.chunk * self.chunk // self.block_size
 

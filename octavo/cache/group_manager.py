@@ -31,7 +31,7 @@ class GroupManager(abc.ABC):
 
     def __init__(self, spec: LayerSpec, *, max_model_len: int, max_chunk_tokens: int) -> None:
         self.spec = spec
-        self.block_size = spec.block_size
+        self.block_size = spec.block_size * spec.context_parallel_size
         self.max_model_len = max_model_len
         self.max_chunk_tokens = max_chunk_tokens
 
@@ -45,7 +45,7 @@ class GroupManager(abc.ABC):
 
     def max_blocks(self, num_tokens: int) -> int:
         """Most blocks that a request of `num_tokens` holds at once, run in steps of at most `max_chunk_tokens`."""
-        return self.num_table_blocks(num_tokens)
+        return self.spec.max_blocks(num_tokens, chunk_tokens=self.max_chunk_tokens)
 
     def max_growth(self, num_computed: int, num_tokens: int) -> int:
         """Most blocks that a request may still take from the pool on its way from `num_computed` to `num_tokens`.
@@ -73,10 +73,6 @@ class GroupManager(abc.ABC):
             groups: groups of this spec; a block counts only when every one of them has it.
             max_tokens: the hit may not be longer.
         """
-
-    def first_hit_block(self, num_hit_tokens: int) -> int:
-        """The first block that a hit of `num_hit_tokens` needs; the table holds null blocks before it."""
-        return self.num_dropped_blocks(num_hit_tokens)
 
     def blocks_to_cache(self, start: int, stop: int, boundaries: Sequence[int], interval: int) -> Sequence[int]:
         """Which of the full blocks `start` .. `stop - 1` shall enter the prefix cache.

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Sequence
-
 from octavo.cache.block_pool import BlockPool
-from octavo.cache.group_manager import GroupManager
+from octavo.cache.group_manager import NEVER, GroupManager
+from octavo.cache.lookup import PrefixLookup
 from octavo.cache.prefix_cache import NO_NODE, PrefixCache, block_contents, root_content
 from octavo.cache.registry import make_group_manager
 from octavo.cache.request_blocks import BlockCounts, ComputedBlocks, PrefixStats, RequestBlocks
@@ -51,10 +49,12 @@ class KVCacheManager:
             make_group_manager(group.spec, max_model_len=config.max_model_len, max_chunk_tokens=config.max_chunk_tokens)
             for group in config.groups
         )
-        sizes = [manager.block_size for manager in self.managers] or [1]
-        self.scheduler_block_size = math.lcm(*sizes)
+        self._pool = BlockPool(config.num_blocks)
+        self._prefixes = PrefixCache(self._pool, num_groups=max(1, len(self.managers)))
+        self._lookup = PrefixLookup(self.managers, self._prefixes)
+        self.scheduler_block_size = self._lookup.scheduler_block_size
         """Prefix hits are multiples of this many tokens."""
-        self.hash_block_size = math.gcd(*sizes)
+        self.hash_block_size = self._lookup.hash_block_size
         """Tokens of one step in the chain of prefixes."""
         if retention_interval is not None and (
             retention_interval < 0 or retention_interval % self.scheduler_block_size
@@ -66,11 +66,12 @@ class KVCacheManager:
             )
         self._interval = self.scheduler_block_size if retention_interval is None else retention_interval
         self.enable_caching = enable_caching and all(manager.caches_prefixes for manager in self.managers)
-        self._pool = BlockPool(config.num_blocks)
-        self._prefixes = PrefixCache(self._pool, num_groups=max(1, len(self.managers)))
-        self._kinds = _kinds(self.managers)
+        self._dropping = [
+            (group, manager) for group, manager in enumerate(self.managers) if manager.next_drop(0) < NEVER
+        ]
         self._held: dict[str, RequestBlocks] = {}
         self._nothing: tuple[list[int], ...] = tuple([] for _ in self.managers)
+        self._no_hit = ComputedBlocks(num_tokens=0, block_ids=self._nothing)
         self._query_tokens = 0
         self._hit_tokens = 0
 
@@ -81,28 +82,8 @@ class KVCacheManager:
         point: each kind may shorten the others' candidate until all agree.
         """
         if not self.enable_caching:
-            return ComputedBlocks(num_tokens=0, block_ids=self._nothing)
-        prefixes, step = self._prefixes, self.hash_block_size
-        limit = request.num_tokens - 1
-        root = prefixes.root(root_content(salt=request.cache_salt))
-        nodes: list[int] = []
-        if root != NO_NODE:
-            nodes = prefixes.follow(root, block_contents(request.token_ids, step, 0, limit // step))
-        hit, longest = self._agree(nodes, limit)
-        nodes = nodes[: hit // step]
-        tables = []
-        for group, manager in enumerate(self.managers):
-            first = manager.first_hit_block(hit)
-            ratio = manager.block_size // step
-            needed = nodes[ratio - 1 :: ratio][first:]
-            tables.append([NULL_BLOCK] * first + prefixes.blocks(needed, group))
-        return ComputedBlocks(
-            num_tokens=hit,
-            block_ids=tuple(tables),
-            junction=longest if longest > hit else 0,
-            nodes=nodes,
-            generation=prefixes.generation,
-        )
+            return self._no_hit
+        return self._lookup.find(request)
 
     def allocate_slots(
         self,
@@ -153,10 +134,12 @@ class KVCacheManager:
         held = self._held.get(request.request_id)
         if held is None:
             return
-        for group, manager in enumerate(self.managers):
-            place = num_tokens // manager.block_size
-            self._pool.forget(held.tables[group][place:])
-            held.num_cached[group] = min(held.num_cached[group], place)
+        kept = num_tokens - num_tokens % self.scheduler_block_size
+        if kept >= held.num_cached_tokens:
+            return
+        for manager, table in zip(self.managers, held.tables, strict=True):
+            self._pool.forget(table[kept // manager.block_size : held.num_cached_tokens // manager.block_size])
+        held.num_cached_tokens = kept
         held.quiet_until = 0
 
     def block_ids(self, request_id: str) -> tuple[list[int], ...]:
@@ -218,69 +201,66 @@ class KVCacheManager:
                     f" {self._pool.references(block)} references"
                 )
 
-    def _agree(self, nodes: Sequence[int], limit: int) -> tuple[int, int]:
-        """(tokens of the longest hit on which all kinds agree, tokens of the longest hit that one kind alone had)."""
-        step, alignment = self.hash_block_size, self.scheduler_block_size
-        length = limit
-        longest = 0
-        num_agreed = 0
-        while num_agreed < len(self._kinds):
-            for manager, groups in self._kinds:
-                ratio = manager.block_size // step
-                hit = manager.find_hit(self._prefixes, nodes[ratio - 1 :: ratio], groups, length, alignment)
-                longest = max(longest, hit)
-                num_agreed = num_agreed + 1 if hit == length else 1
-                length = hit
-                if num_agreed >= len(self._kinds):
-                    break
-        return length, longest
+    def whole_prompt_blocks(self, request: Request, computed: ComputedBlocks) -> int:
+        """Most blocks that the known tokens of `request` need at once, beside the blocks of its hit."""
+        num_tokens = min(request.num_tokens, self.max_model_len)
+        needed = 0
+        for manager, table in zip(self.managers, computed.block_ids, strict=True):
+            num_dropped = manager.num_dropped_blocks(computed.num_tokens)
+            at_once = min(manager.num_table_blocks(num_tokens) - num_dropped, manager.max_blocks(num_tokens))
+            needed += max(0, at_once - (len(table) - num_dropped))
+        return needed
 
     def _admit(
         self, request: Request, num_new_tokens: int, computed: ComputedBlocks | None, leave_free: int
     ) -> tuple[list[int], ...] | None:
         """First allocation of a request: adopt the hit, then take blocks for the new tokens."""
         if computed is None:
-            computed = ComputedBlocks(num_tokens=0, block_ids=self._nothing)
+            computed = self._no_hit
         elif computed.num_tokens and computed.generation != self._prefixes.generation:
             raise InvariantError(f"the hit of request {request.request_id} is stale: look it up again")
+        pool, hits = self._pool, computed.block_ids
         num_tokens = computed.num_tokens + num_new_tokens
-        pool, managers = self._pool, self.managers
-        num_revived = sum(pool.count_unreferenced(table) for table in computed.block_ids)
-        missing = [
-            max(0, manager.num_table_blocks(num_tokens) - len(table))
-            for manager, table in zip(managers, computed.block_ids, strict=True)
-        ]
-        available = pool.num_available - num_revived
-        if sum(missing) > available - leave_free:
+        needed = leave_free + sum(
+            [manager.num_table_blocks(num_tokens) - len(hit) for manager, hit in zip(self.managers, hits, strict=True)]
+        )
+        if self.admit_whole_prompt:
+            needed = max(needed, self.whole_prompt_blocks(request, computed))
+        # Blocks of the hit that stand in the line leave it, too. They are counted only where it matters.
+        if needed + sum(map(len, hits)) > pool.num_available and (
+            needed + sum(map(pool.count_unreferenced, hits)) > pool.num_available
+        ):
             return None
-        if self.admit_whole_prompt and self._whole_prompt_blocks(request, computed) > available:
-            return None
-        held = self._hold(request, computed)
-        for table in held.tables:
-            pool.touch(table)
-        for table, count in zip(held.tables, missing, strict=True):
-            table += pool.take(count)
-        self._settle(request, held, num_tokens)
+        held = self._adopt(request, computed)
+        self._lengthen(held, num_tokens)
+        self._cache_full_blocks(request, held, num_tokens)
         return tuple([table.copy() for table in held.tables])
 
-    def _hold(self, request: Request, computed: ComputedBlocks) -> RequestBlocks:
-        """Remember an admitted request, so far with its hit alone."""
-        prefixes = self._prefixes
-        nodes = computed.nodes
-        tip = NO_NODE
+    def _adopt(self, request: Request, computed: ComputedBlocks) -> RequestBlocks:
+        """Remember an admitted request, so far with the blocks of its hit alone."""
+        nodes, tip = computed.nodes, NO_NODE
         if self.enable_caching:
             if nodes:
                 tip = nodes[-1]
-                prefixes.hold(tip)
+                self._prefixes.hold(tip)
             else:
-                tip = prefixes.hold_root(root_content(salt=request.cache_salt))
+                tip = self._prefixes.hold_root(root_content(salt=request.cache_salt))
             if request.num_preemptions == 0:
                 self._query_tokens += request.num_tokens
                 self._hit_tokens += computed.num_tokens
-        dropped = [manager.first_hit_block(computed.num_tokens) for manager in self.managers]
-        held = RequestBlocks([table.copy() for table in computed.block_ids], dropped, nodes.copy(), tip)
-        replay = (request.num_prompt_tokens - 1) // self.scheduler_block_size * self.scheduler_block_size
-        held.boundaries = (replay, computed.junction)
+        held = RequestBlocks(
+            tables=[table.copy() for table in computed.block_ids],
+            num_dropped=[manager.num_dropped_blocks(computed.num_tokens) for manager in self.managers],
+            num_cached_tokens=computed.num_tokens,
+            tip=tip,
+        )
+        for table in held.tables:
+            self._pool.touch(table)
+        held.nodes = nodes.copy()
+        held.contents = computed.contents.copy()
+        last = request.num_prompt_tokens - 1
+        held.boundaries = (last - last % self.scheduler_block_size, computed.junction)
+        held.next_drop = self._next_drop(held)
         self._held[request.request_id] = held
         return held
 
@@ -288,85 +268,96 @@ class KVCacheManager:
         self, request: Request, held: RequestBlocks, num_tokens: int, leave_free: int
     ) -> tuple[list[int], ...] | None:
         """A later allocation: drop what the windows left behind, then take blocks up to `num_tokens`."""
-        pool = self._pool
-        num_computed = request.num_computed_tokens
-        missing = []
-        for group, manager in enumerate(self.managers):
-            table = held.tables[group]
-            first = held.num_dropped[group]
-            stop = min(manager.num_dropped_blocks(num_computed), len(table))
-            if stop > first:
-                pool.free(table[first:stop][::-1])
-                table[first:stop] = [NULL_BLOCK] * (stop - first)
-                held.num_dropped[group] = stop
-            missing.append(max(0, manager.num_table_blocks(num_tokens) - len(table)))
-        needed = sum(missing)
-        if needed and needed > pool.num_available - leave_free:
-            return None
-        new = tuple([pool.take(count) for count in missing])
-        for table, blocks in zip(held.tables, new, strict=True):
-            table += blocks
-        self._settle(request, held, num_tokens)
+        if request.num_computed_tokens >= held.next_drop:
+            self._drop(held, request.num_computed_tokens)
+        new = self._nothing
+        if num_tokens > held.capacity:
+            needed = sum(
+                [
+                    manager.num_table_blocks(num_tokens) - len(table)
+                    for manager, table in zip(self.managers, held.tables, strict=True)
+                ]
+            )
+            if needed > self._pool.num_available - leave_free:
+                return None
+            new = self._lengthen(held, num_tokens)
+        self._cache_full_blocks(request, held, num_tokens)
         return new
 
-    def _settle(self, request: Request, held: RequestBlocks, num_tokens: int) -> None:
-        """Offer full blocks to the prefix cache, then say until when there is nothing to do."""
-        if self.enable_caching:
-            known = min(num_tokens, request.num_tokens)
-            self._cache_full_blocks(request, held, known - known % self.scheduler_block_size)
-        quiet = 2**62
-        for group, manager in enumerate(self.managers):
-            size = manager.block_size
-            quiet = min(
-                quiet, manager.num_table_tokens(len(held.tables[group])), manager.next_drop(held.num_dropped[group])
-            )
-            if self.enable_caching:
-                quiet = min(quiet, (held.num_cached[group] + 1) * size - 1)
-        held.quiet_until = quiet
+    def _drop(self, held: RequestBlocks, num_computed: int) -> None:
+        """Give back the blocks that no token from number `num_computed` on reads, the last of each group first."""
+        for group, manager in self._dropping:
+            first, stop = held.num_dropped[group], manager.num_dropped_blocks(num_computed)
+            if stop > first:
+                table = held.tables[group]
+                gone = table[first:stop]
+                gone.reverse()
+                self._pool.free(gone)
+                table[first:stop] = [NULL_BLOCK] * (stop - first)
+                held.num_dropped[group] = stop
+        held.next_drop = self._next_drop(held)
+
+    def _next_drop(self, held: RequestBlocks) -> int:
+        return min([manager.next_drop(held.num_dropped[group]) for group, manager in self._dropping], default=NEVER)
+
+    def _lengthen(self, held: RequestBlocks, num_tokens: int) -> tuple[list[int], ...]:
+        """Take blocks until the tables hold `num_tokens`; returns the new ones by group."""
+        managers, tables = self.managers, held.tables
+        counts = [
+            manager.num_table_blocks(num_tokens) - len(table) for manager, table in zip(managers, tables, strict=True)
+        ]
+        blocks = self._pool.take(sum(counts))
+        new = []
+        start = 0
+        for table, count in zip(tables, counts, strict=True):
+            taken = blocks[start : start + count]
+            table += taken
+            new.append(taken)
+            start += count
+        held.capacity = min(
+            [manager.num_table_tokens(len(table)) for manager, table in zip(managers, tables, strict=True)],
+            default=NEVER,
+        )
+        return tuple(new)
 
     def _cache_full_blocks(self, request: Request, held: RequestBlocks, num_tokens: int) -> None:
-        """Let the blocks that `num_tokens` known tokens fill be found by later requests."""
-        prefixes, step = self._prefixes, self.hash_block_size
-        nodes = held.nodes
-        num_known = num_tokens // step
-        if num_known > len(nodes):
-            nodes += prefixes.extend(held.tip, block_contents(request.token_ids, step, len(nodes), num_known))
-            held.tip = nodes[-1]
-        for group, manager in enumerate(self.managers):
-            first = held.num_cached[group]
-            stop = num_tokens // manager.block_size
-            if stop <= first:
-                continue
-            held.num_cached[group] = stop
-            ratio = manager.block_size // step
-            table = held.tables[group]
-            places = [
-                place
-                for place in manager.blocks_to_cache(first, stop, held.boundaries, self._interval)
-                if table[place] != NULL_BLOCK
-            ]
-            prefixes.store(
-                [table[place] for place in places], [nodes[(place + 1) * ratio - 1] for place in places], group
-            )
+        """Let full blocks of known tokens be found by later requests, then say until when there is nothing to do.
 
-    def _whole_prompt_blocks(self, request: Request, computed: ComputedBlocks) -> int:
-        """Blocks that the known tokens of `request` still need, beside those of the hit."""
-        total = min(request.num_tokens, self.max_model_len)
-        return sum(
-            max(0, min(manager.num_table_blocks(total), manager.max_blocks(self.max_model_len)) - len(table))
-            for manager, table in zip(self.managers, computed.block_ids, strict=True)
-        )
+        Blocks are offered a scheduler block at a time: no hit ends in between.
+        """
+        held.quiet_until = min(held.capacity, held.next_drop)
+        if not self.enable_caching:
+            return
+        size = self.scheduler_block_size
+        known = min(num_tokens, request.num_tokens)
+        first, stop = held.num_cached_tokens, known - known % size
+        if stop > first:
+            self._learn_prefixes(request, held, stop)
+            nodes, step = held.nodes, self.hash_block_size
+            for group, manager in enumerate(self.managers):
+                places = manager.blocks_to_cache(
+                    max(first // manager.block_size, held.num_dropped[group]),
+                    stop // manager.block_size,
+                    held.boundaries,
+                    self._interval,
+                )
+                table, ratio = held.tables[group], manager.block_size // step
+                self._prefixes.store(
+                    [table[place] for place in places], [nodes[place * ratio + ratio - 1] for place in places], group
+                )
+            held.num_cached_tokens = stop
+        held.quiet_until = min(held.quiet_until, held.num_cached_tokens + size - 1)
 
-
-def _kinds(managers: Sequence[GroupManager]) -> list[tuple[GroupManager, tuple[int, ...]]]:
-    """Groups of equal spec under one manager each; those that read the whole prefix come first."""
-    kinds: list[tuple[GroupManager, list[int]]] = []
-    for group, manager in enumerate(managers):
-        for known, groups in kinds:
-            if known.spec == manager.spec:
-                groups.append(group)
-                break
-        else:
-            kinds.append((manager, [group]))
-    kinds.sort(key=lambda kind: not kind[0].reads_whole_prefix)
-    return [(manager, tuple(groups)) for manager, groups in kinds]
+    def _learn_prefixes(self, request: Request, held: RequestBlocks, num_tokens: int) -> None:
+        """Extend the request's chain of nodes to its first `num_tokens` tokens."""
+        nodes, step = held.nodes, self.hash_block_size
+        count = num_tokens // step - len(nodes)
+        if count <= 0:
+            return
+        contents = held.contents[:count]
+        del held.contents[:count]
+        if len(contents) < count:
+            held.contents.clear()
+            contents = block_contents(request.token_ids, step, len(nodes), len(nodes) + count)
+        nodes += self._prefixes.extend(held.tip, contents)
+        held.tip = nodes[-1]

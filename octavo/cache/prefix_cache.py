@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import repeat
 
 import numpy as np
 
@@ -49,12 +50,11 @@ def block_contents(
         media: (first position, number of positions, digest) of each image or the like; token ids alone do not say
             what stands at these positions.
     """
-    size = block_size * TOKEN_BYTES
     data = token_ids[first * block_size : stop * block_size].tobytes()
     if stop - first == 1:
         contents = [data]
     else:
-        contents = np.frombuffer(data, dtype=f"V{size}").tolist()
+        contents = np.frombuffer(data, dtype=f"V{block_size * TOKEN_BYTES}").tolist()
     for begin, length, digest in media:
         for block in range(max(first, begin // block_size), min(stop, -(-(begin + length) // block_size))):
             offset = begin - block * block_size
@@ -65,8 +65,8 @@ def block_contents(
 class PrefixCache:
     """The tree of known prefixes over a pool's index.
 
-    A node lives while a block is cached under it, a longer prefix lives, or somebody holds it; so the number of nodes is
-    bounded by what is cached and running, not by what was ever seen.
+    A node lives while a block is cached under it, a longer prefix lives, or somebody holds it; so the number of nodes
+    is bounded by what is cached and running, not by what was ever seen.
 
     Owns: the nodes, and how many holders each has.
     Never: hands out blocks or knows which request uses them.
@@ -79,10 +79,10 @@ class PrefixCache:
         self._nodes: dict[tuple[int, bytes], int] = {}
         self._identity: list[tuple[int, bytes] | None] = [None]
         self._holders: list[int] = [1]
-        """By node: longer prefixes by one block, plus requests that hold it."""
+        """By node: prefixes one block longer, groups in which it is cached, and holds by requests."""
         self._unused: list[int] = []
         self.generation = 0
-        """Grows whenever a prefix may have been lost: what was looked up in another generation may be void."""
+        """Grows whenever a cached prefix may have been lost: what was looked up in another generation may be void."""
         if self.hold_root(b"") != PLAIN_ROOT:
             raise InvariantError("the plain root is not the first node")
 
@@ -96,7 +96,7 @@ class PrefixCache:
         return self._nodes.get((NO_NODE, content), NO_NODE) if content else PLAIN_ROOT
 
     def follow(self, node: int, contents: Iterable[bytes]) -> list[int]:
-        """The known nodes of the prefixes that extend `node` by one, two, ... of `contents`, up to the first unknown."""
+        """The known nodes of the prefixes that extend `node` by one, two, ... of `contents`, to the first unknown."""
         find = self._nodes.get
         nodes = []
         for content in contents:
@@ -110,20 +110,10 @@ class PrefixCache:
     def extend(self, node: int, contents: Sequence[bytes]) -> list[int]:
         """As `follow`, but unknown prefixes become known. Moves one hold from `node` to the last node returned."""
         nodes = self.follow(node, contents)
-        num_new = len(contents) - len(nodes)
-        if num_new:
-            parent = nodes[-1] if nodes else node
-            new = self._new_nodes(num_new)
-            identities = list(zip([parent, *new[:-1]], contents[len(nodes) :], strict=True))
-            self._nodes.update(zip(identities, new, strict=True))
-            for child, identity in zip(new, identities, strict=True):
-                self._identity[child] = identity
-                self._holders[child] = 1
-            self._holders[parent] += 1
-            self._holders[new[-1]] = 0
-            nodes += new
+        if len(nodes) < len(contents):
+            nodes += self._add(nodes[-1] if nodes else node, contents[len(nodes) :])
         if nodes:
-            self.hold(nodes[-1])
+            self._holders[nodes[-1]] += 1
             self.release(node)
         return nodes
 
@@ -139,14 +129,17 @@ class PrefixCache:
     def release(self, node: int) -> None:
         """End a hold. Nodes that nothing keeps any more are forgotten, the longest prefix first."""
         self._holders[node] -= 1
-        if not self._holders[node]:
-            self._forget(node)
+        self._forget(node)
 
     def store(self, blocks: Sequence[int], nodes: Sequence[int], group: int) -> None:
         """Let each of `blocks` be found under the node at the same place, in `group`."""
-        insert, num_groups = self._pool.insert, self.num_groups
-        for block, node in zip(blocks, nodes, strict=True):
-            insert(block, node * num_groups + group)
+        num_groups, holders = self.num_groups, self._holders
+        keys = nodes if num_groups == 1 else [node * num_groups + group for node in nodes]
+        new = self._pool.insert(blocks, keys)
+        if new is not keys:
+            nodes = [key // num_groups for key in new]
+        for node in nodes:
+            holders[node] += 1
 
     def block(self, node: int, group: int) -> int:
         """The block cached for `node` in `group`, or the null block."""
@@ -154,14 +147,12 @@ class PrefixCache:
 
     def blocks(self, nodes: Sequence[int], group: int) -> list[int]:
         """The block cached for each of `nodes` in `group`, the null block where there is none."""
-        num_groups = self.num_groups
-        first = self._pool.index_for((max(nodes) + 1) * num_groups) if nodes else ()
+        first, num_groups = self._index(), self.num_groups
         return [first[node * num_groups + group] for node in nodes]
 
-    def walk_back(self, nodes: Sequence[int], groups: Sequence[int]) -> Iterator[bool]:
+    def cached_from_the_end(self, nodes: Sequence[int], groups: Sequence[int]) -> Iterator[bool]:
         """For each of `nodes`, from the last to the first: whether all `groups` have a block cached for it."""
-        num_groups = self.num_groups
-        first = self._pool.index_for((max(nodes) + 1) * num_groups) if nodes else ()
+        first, num_groups = self._index(), self.num_groups
         if len(groups) == 1:
             group = groups[0]
             return (first[node * num_groups + group] != NULL_BLOCK for node in reversed(nodes))
@@ -173,54 +164,65 @@ class PrefixCache:
         num_groups, holders = self.num_groups, self._holders
         for key in keys:
             node = key // num_groups
-            if not holders[node] and self._identity[node] is not None:
+            left = holders[node] - 1
+            holders[node] = left
+            if not left:
                 self._forget(node)
 
     def check_integrity(self, held: Iterable[int]) -> None:
         """Raise `InvariantError` unless holders, nodes and index agree, where requests hold the nodes `held`."""
         expected = [0] * len(self._holders)
-        for parent, _ in self._nodes:
-            expected[parent] += 1
-        for node in held:
+        expected[NO_NODE] = 1
+        for node in (PLAIN_ROOT, *held, *(parent for parent, _ in self._nodes)):
             expected[node] += 1
-        expected[PLAIN_ROOT] += 1
-        expected[NO_NODE] += 1
-        if expected[NO_NODE:] != self._holders:
+        for key, block in enumerate(self._pool.index_for(0)):
+            if block:
+                expected[key // self.num_groups] += 1
+        if expected != self._holders:
             wrong = [node for node, count in enumerate(expected) if self._holders[node] != count]
             raise InvariantError(f"nodes {wrong[:8]} count other holders than they have")
         for identity, node in self._nodes.items():
             if self._identity[node] != identity:
                 raise InvariantError(f"node {node} does not know its own content")
-            if not self._holders[node] and not self._is_cached(node):
+            if not self._holders[node]:
                 raise InvariantError(f"node {node} is kept by nothing")
         if len(self._nodes) + len(self._unused) + 1 != len(self._identity):
             raise InvariantError("a node was lost")
 
-    def _new_nodes(self, count: int) -> list[int]:
-        """`count` unused nodes."""
-        reused = self._unused[-count:]
-        del self._unused[-count:]
-        missing = count - len(reused)
-        start = len(self._identity)
-        self._identity.extend([None] * missing)
-        self._holders.extend([0] * missing)
-        reused.extend(range(start, start + missing))
-        return reused
+    def _index(self) -> array[int]:
+        """The pool's index, with room for every known node."""
+        return self._pool.index_for(len(self._identity) * self.num_groups)
 
-    def _is_cached(self, node: int) -> bool:
-        start = node * self.num_groups
-        return any(self._pool.index_for(start + self.num_groups)[start : start + self.num_groups])
+    def _add(self, parent: int, contents: Sequence[bytes]) -> list[int]:
+        """Make unknown prefixes known: `parent` extended by one, two, ... of `contents`. The last has no holder yet."""
+        unused = self._unused
+        nodes = unused[-len(contents) :]
+        del unused[-len(contents) :]
+        num_fresh = len(contents) - len(nodes)
+        if num_fresh:
+            start = len(self._identity)
+            self._identity.extend(repeat(None, num_fresh))
+            self._holders.extend(repeat(0, num_fresh))
+            nodes.extend(range(start, start + num_fresh))
+        identities = list(zip([parent, *nodes[:-1]], contents, strict=True))
+        self._nodes.update(zip(identities, nodes, strict=True))
+        identity_of, holders = self._identity, self._holders
+        for node, identity in zip(nodes, identities, strict=True):
+            identity_of[node] = identity
+            holders[node] = 1
+        holders[nodes[-1]] = 0
+        holders[parent] += 1
+        return nodes
 
     def _forget(self, node: int) -> None:
-        """Forget `node` unless a block is cached under it, then every shorter prefix that only it kept."""
-        holders = self._holders
-        while not holders[node] and not self._is_cached(node):
-            identity = self._identity[node]
+        """Forget `node` if it has no holder, then every shorter prefix that only it kept."""
+        holders, identity_of, known, unused = self._holders, self._identity, self._nodes, self._unused
+        while not holders[node]:
+            identity = identity_of[node]
             if identity is None:
                 raise InvariantError(f"node {node} was forgotten twice")
-            del self._nodes[identity]
-            self._identity[node] = None
-            self._unused.append(node)
-            self.generation += 1
+            del known[identity]
+            identity_of[node] = None
+            unused.append(node)
             node = identity[0]
             holders[node] -= 1

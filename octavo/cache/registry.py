@@ -15,11 +15,15 @@ from octavo.kv.specs import (
     LayerSpec,
     MambaSpec,
     MLASpec,
+    RetainedWindowSpec,
+    SinkFullAttentionSpec,
     SlidingWindowSpec,
 )
 
 MANAGERS: dict[type[KVCacheSpec], type[GroupManager]] = {
     FullAttentionSpec: FullAttentionManager,
+    SinkFullAttentionSpec: FullAttentionManager,
+    RetainedWindowSpec: FullAttentionManager,
     MLASpec: FullAttentionManager,
     SlidingWindowSpec: SlidingWindowManager,
     ChunkedLocalSpec: ChunkedLocalManager,
@@ -33,7 +37,7 @@ def make_group_manager(spec: LayerSpec, *, max_model_len: int, max_chunk_tokens:
         kind = MANAGERS[type(spec)]
     except KeyError:
         raise UnsupportedModelError(
-            f"No cache manager serves {type(spec).__name__}.",
-            remedy="Known kinds: " + ", ".join(known.__name__ for known in MANAGERS) + ".",
+            f"No cache manager serves {spec.kind} layers ({type(spec).__name__}).",
+            remedy="Served kinds: " + ", ".join(sorted(known.__name__ for known in MANAGERS)) + ".",
         ) from None
     return kind(spec, max_model_len=max_model_len, max_chunk_tokens=max_chunk_tokens)

@@ -17,7 +17,7 @@ class BlockCounts(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ComputedBlocks(msgspec.Struct, frozen=True, kw_only=True):
-    """A prefix hit. Valid until the next block is handed out; `allocate_slots` refuses a stale one."""
+    """A prefix hit. Valid until cached content is lost; `allocate_slots` refuses a stale one."""
 
     num_tokens: int
     """Tokens that need not be computed; less than the request's tokens."""
@@ -28,12 +28,14 @@ class ComputedBlocks(msgspec.Struct, frozen=True, kw_only=True):
     the shared path here, so windowed groups keep their blocks at this boundary."""
     nodes: list[int] = []
     """Nodes of the prefixes hit, one a hash block."""
+    contents: list[bytes] = []
+    """Contents of hash blocks after `nodes`, as far as they are at hand; saves building them again."""
     generation: int = 0
     """Of the prefix cache when this was looked up."""
 
 
 class PrefixStats(msgspec.Struct, frozen=True, kw_only=True):
-    """Sums over all first admissions of requests, since the start."""
+    """Sums over the first admissions of requests, since the start."""
 
     query_tokens: int
     hit_tokens: int
@@ -46,20 +48,37 @@ class RequestBlocks:
     Never: decides anything.
     """
 
-    __slots__ = ("boundaries", "nodes", "num_cached", "num_dropped", "quiet_until", "tables", "tip")
+    __slots__ = (
+        "boundaries",
+        "capacity",
+        "contents",
+        "next_drop",
+        "nodes",
+        "num_cached_tokens",
+        "num_dropped",
+        "quiet_until",
+        "tables",
+        "tip",
+    )
 
-    def __init__(self, tables: list[list[int]], num_dropped: list[int], nodes: list[int], tip: int) -> None:
+    def __init__(self, *, tables: list[list[int]], num_dropped: list[int], num_cached_tokens: int, tip: int) -> None:
         self.tables = tables
         """By group: block ids, 0 where nothing is kept."""
         self.num_dropped = num_dropped
         """By group: leading places of the table that hold no block any more."""
-        self.num_cached = [len(table) for table in tables]
-        """By group: leading blocks that were offered to the prefix cache."""
-        self.nodes = nodes
+        self.num_cached_tokens = num_cached_tokens
+        """Leading tokens whose blocks were offered to the prefix cache: a multiple of the scheduler block size."""
+        self.nodes: list[int] = []
         """Nodes of the prefixes so far, one a hash block."""
         self.tip = tip
         """The node held for this request: the last of `nodes`, or its root."""
+        self.contents: list[bytes] = []
+        """Contents of the hash blocks after `nodes`, as far as they are at hand."""
         self.boundaries: tuple[int, ...] = ()
         """Numbers of tokens at which windowed groups keep their blocks in the prefix cache."""
+        self.capacity = 0
+        """Tokens for which the tables suffice."""
+        self.next_drop = 0
+        """Computed tokens from which on a group may drop a block."""
         self.quiet_until = 0
         """Up to this many tokens there is nothing to allocate, to cache or to drop."""

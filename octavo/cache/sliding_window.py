@@ -22,10 +22,6 @@ class SlidingWindowManager(GroupManager):
         self.window = spec.window
         self.num_window_blocks = max(1, -(-(spec.window - 1) // spec.block_size))
 
-    def max_blocks(self, num_tokens: int) -> int:
-        held = -(-(self.window - 1 + self.max_chunk_tokens) // self.block_size) + 1
-        return min(self.num_table_blocks(num_tokens), held)
-
     def num_dropped_blocks(self, num_computed: int) -> int:
         return max(0, num_computed - self.window + 1) // self.block_size
 
@@ -38,7 +34,7 @@ class SlidingWindowManager(GroupManager):
         nodes = nodes[: max_tokens // self.block_size]
         run = 0
         end = 0
-        for place, cached in enumerate(prefixes.walk_back(nodes, groups)):
+        for place, cached in enumerate(prefixes.cached_from_the_end(nodes, groups)):
             if not cached:
                 run = 0
                 continue
