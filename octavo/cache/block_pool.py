@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Callable, Sequence
-from itertools import repeat
+from itertools import pairwise, repeat
 
 import numpy as np
 
@@ -65,7 +65,7 @@ class BlockPool:
         self._num_plain = num_blocks - 1
         self._plain_view[: num_blocks - 1] = np.arange(num_blocks - 1, 0, -1, dtype=np.int32)
         self._num_cached = 0
-        self._first = array("i", bytes(4 * 64))
+        self._first, self._first_view = _zeros(64)
         """By key: the block that has held it longest, 0 for none."""
         self._others: dict[int, dict[int, None]] = {}
         """By key: the further blocks that hold it, in the order in which they got it."""
@@ -103,9 +103,10 @@ class BlockPool:
 
     def index_for(self, num_keys: int) -> array[int]:
         """The array from key to block (0: none) after making room for keys below `num_keys`. To read only."""
-        missing = num_keys - len(self._first)
-        if missing > 0:
-            self._first.frombytes(bytes(4 * max(missing, len(self._first) // 2)))
+        if num_keys > len(self._first):
+            old = self._first_view
+            self._first, self._first_view = _zeros(max(num_keys, len(old) + len(old) // 2))
+            self._first_view[: len(old)] = old
         return self._first
 
     def take(self, count: int) -> list[int]:
@@ -125,14 +126,9 @@ class BlockPool:
         blocks = self._plain[rest:num_plain].tolist()
         blocks.reverse()
         self._num_plain = rest
+        self._refs_view[self._plain_view[rest:num_plain]] = 1
         if count > num_plain:
             blocks += self._evict(count - num_plain)
-        if count < BULK:
-            refs = self._refs
-            for block in blocks:
-                refs[block] = 1
-        else:
-            self._refs_view[blocks] = 1
         return blocks
 
     def touch(self, blocks: Sequence[int]) -> None:
@@ -203,16 +199,22 @@ class BlockPool:
 
         A block that already holds the key stays the one that `find` answers. Returns the keys that nobody held before.
         """
-        if not keys:
-            return keys
-        first, key_of = self.index_for(max(keys) + 1), self._keys
         self.num_keys_stored += len(keys)
-        shared = []
+        key_of = self._keys
+        if len(keys) >= BULK:
+            ids, wanted = np.array(blocks, dtype=np.int32), np.array(keys, dtype=np.int64)
+            self.index_for(int(wanted.max()) + 1)
+            if not self._first_view[wanted].any():
+                self._keys_view[ids] = wanted
+                self._first_view[wanted] = ids
+                return keys
+        first = self.index_for(max(keys) + 1 if keys else 0)
+        shared = set()
         for block, key in zip(blocks, keys, strict=True):
             key_of[block] = key
             if first[key]:
                 self._others.setdefault(key, {})[block] = None
-                shared.append(key)
+                shared.add(key)
             else:
                 first[key] = block
         return [key for key in keys if key not in shared] if shared else keys
@@ -259,7 +261,7 @@ class BlockPool:
         if any(self._keys[block] for block in line[: self._num_plain]) or not all(self._keys[b] for b in cached):
             wrong.append("plain and cached blocks are mixed in the line")
         if cached[::-1] != self._line_backwards() or any(
-            self._stamps[left] >= self._stamps[right] for left, right in zip(cached, cached[1:], strict=False)
+            self._stamps[left] >= self._stamps[right] for left, right in pairwise(cached)
         ):
             wrong.append("the links between cached blocks contradict each other")
         indexed = sum(1 for block in self._first if block) + sum(len(blocks) for blocks in self._others.values())
@@ -311,7 +313,7 @@ class BlockPool:
         self._num_plain += len(plain)
 
     def _evict(self, count: int) -> list[int]:
-        """Unlink the first `count` cached blocks of the line and take their keys."""
+        """Unlink the first `count` cached blocks of the line, take their keys and give each a reference."""
         after = self._after
         block = 0
         evicted = []
@@ -324,11 +326,23 @@ class BlockPool:
         self._num_cached -= count
         self.num_keys_evicted += count
         self._drop_keys(evicted)
+        refs = self._refs
+        for block in evicted:
+            refs[block] = 1
         return evicted
 
     def _drop_keys(self, blocks: Sequence[int]) -> None:
         """Take the key of each block; all have one."""
         key_of, first, others = self._keys, self._first, self._others
+        if len(blocks) >= BULK:
+            ids = np.array(blocks, dtype=np.int32)
+            keys = self._keys_view[ids]
+            vacant: list[int] = keys.tolist()
+            if others.keys().isdisjoint(vacant):
+                self._keys_view[ids] = NO_KEY
+                self._first_view[keys] = NULL_BLOCK
+                self.on_vacant(vacant)
+                return
         vacant = []
         for block in blocks:
             key = key_of[block]

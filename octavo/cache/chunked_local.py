@@ -25,12 +25,17 @@ class ChunkedLocalManager(GroupManager):
     def find_hit(
         self, prefixes: PrefixCache, nodes: Sequence[int], groups: Sequence[int], max_tokens: int, alignment: int
     ) -> int:
-        first = self.num_dropped_blocks(max_tokens)
-        stop = max_tokens // self.block_size
-        inside = nodes[first:stop]
-        for group in groups:
-            blocks = prefixes.blocks(inside, group)
-            if NULL_BLOCK in blocks:
-                inside = inside[: blocks.index(NULL_BLOCK)]
-        tokens = (first + len(inside)) * self.block_size
-        return tokens - tokens % alignment
+        limit = max_tokens
+        while True:
+            first = self.num_dropped_blocks(limit)
+            inside = nodes[first : limit // self.block_size]
+            for group in groups:
+                blocks = prefixes.blocks(inside, group)
+                if NULL_BLOCK in blocks:
+                    inside = inside[: blocks.index(NULL_BLOCK)]
+            hit = (first + len(inside)) * self.block_size
+            hit -= hit % alignment
+            if self.num_dropped_blocks(hit) == first:
+                return hit
+            # Rounding down led out of the chunk: what counts there are that chunk's own blocks.
+            limit = hit

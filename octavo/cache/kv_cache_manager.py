@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from octavo.cache.block_pool import BlockPool
 from octavo.cache.group_manager import NEVER, GroupManager
 from octavo.cache.lookup import PrefixLookup
@@ -56,16 +58,12 @@ class KVCacheManager:
         """Prefix hits are multiples of this many tokens."""
         self.hash_block_size = self._lookup.hash_block_size
         """Tokens of one step in the chain of prefixes."""
-        if retention_interval is not None and (
-            retention_interval < 0 or retention_interval % self.scheduler_block_size
-        ):
-            raise ConfigError(
-                f"The retention interval is {retention_interval} tokens, and prefix hits are multiples of"
-                f" {self.scheduler_block_size} tokens.",
-                remedy="Set it to a multiple of that, to 0, or leave it out.",
-            )
         self._interval = self.scheduler_block_size if retention_interval is None else retention_interval
-        self.enable_caching = enable_caching and all(manager.caches_prefixes for manager in self.managers)
+        self.enable_caching = (
+            enable_caching and bool(self.managers) and all(manager.caches_prefixes for manager in self.managers)
+        )
+        if self.enable_caching and retention_interval is not None:
+            _check_retention(retention_interval, self.scheduler_block_size)
         self._dropping = [
             (group, manager) for group, manager in enumerate(self.managers) if manager.next_drop(0) < NEVER
         ]
@@ -342,9 +340,8 @@ class KVCacheManager:
                     self._interval,
                 )
                 table, ratio = held.tables[group], manager.block_size // step
-                self._prefixes.store(
-                    [table[place] for place in places], [nodes[place * ratio + ratio - 1] for place in places], group
-                )
+                ends = nodes if ratio == 1 else nodes[ratio - 1 :: ratio]
+                self._prefixes.store(_at(table, places), _at(ends, places), group)
             held.num_cached_tokens = stop
         held.quiet_until = min(held.quiet_until, held.num_cached_tokens + size - 1)
 
@@ -361,3 +358,20 @@ class KVCacheManager:
             contents = block_contents(request.token_ids, step, len(nodes), len(nodes) + count)
         nodes += self._prefixes.extend(held.tip, contents)
         held.tip = nodes[-1]
+
+
+def _check_retention(interval: int, scheduler_block_size: int) -> None:
+    if interval < 0 or interval % scheduler_block_size:
+        raise ConfigError(
+            f"The retention interval is {interval} tokens; prefix hits are multiples of {scheduler_block_size} tokens.",
+            remedy="Set it to a multiple of that, to 0, or leave it out.",
+            retention_interval=interval,
+            scheduler_block_size=scheduler_block_size,
+        )
+
+
+def _at(items: list[int], places: Sequence[int]) -> list[int]:
+    """The items at `places`, which grow."""
+    if isinstance(places, range):
+        return items[places.start : places.stop]
+    return [items[place] for place in places]

@@ -16,7 +16,7 @@ class MambaManager(GroupManager):
 
     def __init__(self, spec: MambaSpec, *, max_model_len: int, max_chunk_tokens: int) -> None:
         super().__init__(spec, max_model_len=max_model_len, max_chunk_tokens=max_chunk_tokens)
-        self.num_states = 1 + spec.num_speculative_blocks
+        self.num_states = spec.max_blocks(max_model_len, chunk_tokens=max_chunk_tokens)
 
     def num_table_blocks(self, num_tokens: int) -> int:
         return self.num_states if num_tokens > 0 else 0

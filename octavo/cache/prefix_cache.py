@@ -51,10 +51,8 @@ def block_contents(
             what stands at these positions.
     """
     data = token_ids[first * block_size : stop * block_size].tobytes()
-    if stop - first == 1:
-        contents = [data]
-    else:
-        contents = np.frombuffer(data, dtype=f"V{block_size * TOKEN_BYTES}").tolist()
+    size = block_size * TOKEN_BYTES
+    contents = [data] if stop - first == 1 else np.frombuffer(data, dtype=f"V{size}").tolist()
     for begin, length, digest in media:
         for block in range(max(first, begin // block_size), min(stop, -(-(begin + length) // block_size))):
             offset = begin - block * block_size
