@@ -1,71 +1,241 @@
-"""Attention on a CPU: gathers the keys and values that a request's queries read, then multiplies them tile by tile."""
+"""Attention on a CPU: numba kernels that read the pages in place, on torch's own threads."""
 
 from __future__ import annotations
 
-import itertools
+import struct
+from typing import Any
 
+import numpy as np
 import torch
 
 from octavo.attention.backend import AttentionBackend, AttentionLayer, AttentionMetadata, KVCacheView
-from octavo.attention.torch_reference import first_position
-from octavo.kv.specs import PAD_SLOT
+from octavo.attention.numba_emit import BFLOAT16, FLOAT16, FLOAT32, Element, VectorPath
+from octavo.attention.numba_job import JOB, LINE, SLOTS_PER_THREAD, STEP_FIELDS, align, scratch_bytes, state_bytes
+from octavo.attention.numba_kernels import attend_kernel, row_element_of, vector_paths, write_kernel
+from octavo.attention.numba_rows import CODES
+from octavo.attention.numba_write import UNIT_TOKENS, WRITE_JOB, WRITE_STEP_FIELDS
+from octavo.attention.team import Team, make_team
+from octavo.errors import ConfigError
 
-_QUERY_TILE = 128
+_ELEMENTS = {torch.float32: FLOAT32, torch.bfloat16: BFLOAT16, torch.float16: FLOAT16}
+_CODES = {dtype: CODES[element.name] for dtype, element in _ELEMENTS.items()}
+_STEP = struct.Struct(f"{len(STEP_FIELDS)}q")
+_WRITE_STEP = struct.Struct(f"{len(WRITE_STEP_FIELDS)}q")
+_MOST_KEPT = 4096
+"""Layers or cache views whose records are kept: far more than a model has, so that nothing grows without end."""
+
+
+class _Record:
+    """The argument of a kernel. Owns: its memory, which stays where it is, since kernels read it in place."""
+
+    def __init__(self, kind: np.dtype[Any], fields: dict[str, float]) -> None:
+        self.array = np.zeros(1, kind)
+        for name, value in fields.items():
+            self.array[name] = value
+        self.address = self.array.ctypes.data
+        self.bytes = self.array.data.cast("B")
+
+
+class _Pages:
+    """A cache view as kernels see it."""
+
+    def __init__(self, cache: KVCacheView) -> None:
+        key, value = cache.key, cache.value
+        self.cache = cache
+        self.element = element_of(key.dtype)
+        size = key.element_size()
+        self.fields: dict[str, float] = {
+            "keys": key.data_ptr(),
+            "key_block_bytes": key.stride(0) * size,
+            "key_token_bytes": key.stride(1) * size,
+            "key_head_bytes": key.stride(2) * size,
+            "values": value.data_ptr(),
+            "value_block_bytes": value.stride(0) * size,
+            "value_token_bytes": value.stride(1) * size,
+            "value_head_bytes": value.stride(2) * size,
+            "block_size": key.shape[1],
+            "num_kv_heads": key.shape[2],
+            "size": key.shape[3],
+            "value_size": value.shape[3],
+        }
+        self.record = _Record(WRITE_JOB, self.fields)
+
+
+class _LayerJob:
+    """A layer as the attention kernel sees it, for queries of one dtype."""
+
+    def __init__(self, layer: AttentionLayer, pages: _Pages, dtype: torch.dtype) -> None:
+        self.layer = layer
+        self.pages = pages
+        self.dtype = dtype
+        self.value_size = pages.cache.value.shape[3]
+        self.sinks = None if layer.sinks is None else layer.sinks.detach().float().contiguous()
+        num_kv_heads, group_size = pages.cache.key.shape[2], layer.num_heads // pages.cache.key.shape[2]
+        self.scratch_bytes = align(scratch_bytes(num_kv_heads, group_size, pages.cache.key.shape[3], self.value_size))
+        self.slot_bytes = align(state_bytes(layer.num_heads, self.value_size))
+        self.num_threads = 0
+        self.memory: np.ndarray[Any, Any] | None = None
+        fields = pages.fields | {
+            "group_size": group_size,
+            "window": layer.window or 0,
+            "chunk": layer.chunk or 0,
+            "sinks": 0 if self.sinks is None else self.sinks.data_ptr(),
+            "query_code": _CODES[dtype],
+            "scale": layer.scale,
+            "soft_cap": layer.soft_cap or 0.0,
+        }
+        self.record = _Record(JOB, fields)
+
+    def place(self, memory: np.ndarray[Any, Any], num_threads: int) -> None:
+        """Lets the kernel work in `memory`, on `num_threads` threads."""
+        self.memory, self.num_threads = memory, num_threads
+        start = align(memory.ctypes.data)
+        array = self.record.array
+        array["num_threads"] = num_threads
+        array["scratch"] = start
+        array["scratch_bytes"] = self.scratch_bytes
+        array["slots"] = start + num_threads * self.scratch_bytes
+        array["slots_bytes"] = num_threads * SLOTS_PER_THREAD * self.slot_bytes
+
+    def memory_bytes(self, num_threads: int) -> int:
+        return num_threads * (self.scratch_bytes + SLOTS_PER_THREAD * self.slot_bytes) + LINE
 
 
 class NumbaCPU(AttentionBackend):
-    """Paged attention for one process of a CPU."""
+    """Paged attention on the threads of one process; one call at a time.
+
+    Owns: the threads' working memory, which grows to what the largest layer needs. Never: cache memory.
+    """
 
     name = "numba_cpu"
 
+    def __init__(self, *, num_threads: int = 0, path: VectorPath | None = None, team: Team | None = None) -> None:
+        self._fixed_threads = num_threads
+        self._path = path or vector_paths()[0]
+        self._team = team or make_team()
+        self._attend_kernels: dict[tuple[torch.dtype, Element], int] = {}
+        self._write_kernels: dict[Element, int] = {}
+        self._pages: dict[int, _Pages] = {}
+        self._jobs: dict[int, _LayerJob] = {}
+        self._memory = np.empty(0, np.uint8)
+        self._counters = np.zeros(256, np.int64)
+
+    def warm_up(self, layer: AttentionLayer, dtype: torch.dtype) -> None:
+        element = element_of(getattr(torch, layer.spec.dtype))
+        self._attend_kernel(dtype, element)
+        self._write_kernel(element)
+
     def write(self, cache: KVCacheView, key: torch.Tensor, value: torch.Tensor, metadata: AttentionMetadata) -> None:
-        block_size = cache.key.shape[1]
-        slots = metadata.slot_mapping
-        kept = slots != PAD_SLOT
-        block, offset = slots[kept] // block_size, slots[kept] % block_size
-        cache.key[block, offset] = key[kept].to(cache.key.dtype)
-        cache.value[block, offset] = value[kept].to(cache.value.dtype)
+        pages = self._pages_of(cache)
+        key, value = _with_plain_rows(key), _with_plain_rows(value)
+        size, num_tokens = key.element_size(), metadata.num_tokens
+        record = pages.record
+        _WRITE_STEP.pack_into(
+            record.bytes,
+            0,
+            0,
+            key.data_ptr(),
+            key.stride(0) * size,
+            key.stride(1) * size,
+            value.data_ptr(),
+            value.stride(0) * size,
+            value.stride(1) * size,
+            metadata.slot_mapping.data_ptr(),
+            num_tokens,
+            _CODES[key.dtype],
+        )
+        num_threads = min(self._num_threads(), (num_tokens + UNIT_TOKENS - 1) // UNIT_TOKENS)
+        self._team.run(self._write_kernel(pages.element), record.address, num_threads)
 
     def attend(
         self, layer: AttentionLayer, cache: KVCacheView, query: torch.Tensor, metadata: AttentionMetadata
     ) -> torch.Tensor:
-        out = query.new_zeros(query.shape[0], query.shape[1], cache.value.shape[3])
-        starts, seq_lens = metadata.query_start.tolist(), metadata.seq_lens.tolist()
-        for request, (start, stop) in enumerate(itertools.pairwise(starts)):
-            for low in range(start, stop, _QUERY_TILE):
-                high = min(low + _QUERY_TILE, stop)
-                last = seq_lens[request] - (stop - high) - 1
-                out[low:high] = _attend_tile(layer, cache, query[low:high], metadata.block_table[request], last)
+        job = self._job_of(layer, cache, query.dtype)
+        query = _with_plain_rows(query)
+        out = torch.empty((query.shape[0], query.shape[1], job.value_size), dtype=query.dtype)
+        size, num_requests = query.element_size(), metadata.num_requests
+        num_threads = self._num_threads()
+        self._place(job, num_threads, num_requests)
+        record = job.record
+        _STEP.pack_into(
+            record.bytes,
+            0,
+            0,
+            0,
+            query.data_ptr(),
+            query.stride(0) * size,
+            query.stride(1) * size,
+            out.data_ptr(),
+            query.shape[0],
+            metadata.query_start.data_ptr(),
+            metadata.seq_lens.data_ptr(),
+            metadata.block_table.data_ptr(),
+            metadata.block_table.stride(0),
+            num_requests,
+            self._counters.ctypes.data,
+        )
+        self._team.run(self._attend_kernel(query.dtype, job.pages.element), record.address, num_threads)
         return out
 
+    def _num_threads(self) -> int:
+        return self._fixed_threads or torch.get_num_threads()
 
-def _attend_tile(
-    layer: AttentionLayer, cache: KVCacheView, query: torch.Tensor, blocks: torch.Tensor, last: int
-) -> torch.Tensor:
-    """Queries `[n, heads, size]` whose last one stands at position `last`."""
-    num_queries, block_size, num_kv_heads = query.shape[0], cache.key.shape[1], cache.key.shape[2]
-    first = first_position(last - num_queries + 1, layer.window, layer.chunk)
-    positions = torch.arange(first, last + 1)
-    block, offset = blocks[positions // block_size].long(), positions % block_size
-    keys = cache.key[block, offset].float().permute(1, 2, 0)
-    values = cache.value[block, offset].float().transpose(0, 1)
-    rows = (
-        query.float().reshape(num_queries, num_kv_heads, -1, query.shape[2]).permute(1, 2, 0, 3)
-    )  # [kv heads, group, n, size]
-    scores = torch.matmul(rows, keys[:, None]) * layer.scale
-    if layer.soft_cap is not None:
-        scores = layer.soft_cap * torch.tanh(scores / layer.soft_cap)
-    at = torch.arange(last - num_queries + 1, last + 1)
-    low = torch.tensor([first_position(p, layer.window, layer.chunk) for p in at.tolist()])
-    hidden = (positions > at[:, None]) | (positions < low[:, None])
-    scores.masked_fill_(hidden, -torch.inf)
-    if layer.sinks is not None:
-        sinks = layer.sinks.float().view(num_kv_heads, -1, 1, 1).expand(-1, -1, num_queries, 1)
-        scores = torch.cat([scores, sinks], dim=-1)
-    weights = torch.softmax(scores, dim=-1)[..., : positions.numel()]
-    return torch.matmul(weights, values[:, None]).permute(2, 0, 1, 3).flatten(1, 2).to(query.dtype)
+    def _place(self, job: _LayerJob, num_threads: int, num_requests: int) -> None:
+        if self._counters.size < num_requests:
+            self._counters = np.zeros(2 * num_requests, np.int64)
+        if job.memory is self._memory and job.num_threads == num_threads:
+            return
+        if self._memory.size < job.memory_bytes(num_threads):
+            self._memory = np.empty(job.memory_bytes(num_threads), np.uint8)
+        job.place(self._memory, num_threads)
+
+    def _pages_of(self, cache: KVCacheView) -> _Pages:
+        pages = self._pages.get(id(cache))
+        if pages is None or pages.cache is not cache:
+            if len(self._pages) >= _MOST_KEPT:
+                self._pages.clear()
+            pages = self._pages[id(cache)] = _Pages(cache)
+        return pages
+
+    def _job_of(self, layer: AttentionLayer, cache: KVCacheView, dtype: torch.dtype) -> _LayerJob:
+        job = self._jobs.get(id(layer))
+        if job is None or job.layer is not layer or job.pages.cache is not cache or job.dtype is not dtype:
+            if len(self._jobs) >= _MOST_KEPT:
+                self._jobs.clear()
+            job = self._jobs[id(layer)] = _LayerJob(layer, self._pages_of(cache), dtype)
+        return job
+
+    def _attend_kernel(self, dtype: torch.dtype, element: Element) -> int:
+        address = self._attend_kernels.get((dtype, element))
+        if address is None:
+            row_element = row_element_of(self._path, element_of(dtype), element)
+            address = attend_kernel(self._path, row_element, element).address
+            self._attend_kernels[dtype, element] = address
+        return address
+
+    def _write_kernel(self, element: Element) -> int:
+        address = self._write_kernels.get(element)
+        if address is None:
+            address = self._write_kernels[element] = write_kernel(self._path, element).address
+        return address
+
+
+def element_of(dtype: torch.dtype) -> Element:
+    """How kernels see numbers of `dtype`; `ConfigError` where they have no arithmetic for it."""
+    try:
+        return _ELEMENTS[dtype]
+    except KeyError:
+        raise ConfigError(
+            f"The attention backend numba_cpu does not compute with {dtype}.",
+            remedy="Use float32, bfloat16 or float16 for the model and the KV cache.",
+        ) from None
+
+
+def _with_plain_rows(tensor: torch.Tensor) -> torch.Tensor:
+    """The same numbers, each head's side by side."""
+    return tensor if tensor.stride(2) == 1 else tensor.contiguous()
 
 
 def create(num_threads: int) -> NumbaCPU:
     """The backend, for the registry."""
-    return NumbaCPU()
+    return NumbaCPU(num_threads=num_threads)
