@@ -1,0 +1,43 @@
+"""Octavo: an LLM inference engine whose heart is its KV cache.
+
+    from octavo import LLM, SamplingParams
+
+    with LLM("demo") as llm:
+        outputs = llm.generate("The history of the book", SamplingParams(temperature=0, max_tokens=32))
+        print(outputs[0].outputs[0].text)
+
+The names below are loaded when they are first used: `import octavo` alone needs neither torch nor a model.
+"""
+
+from __future__ import annotations
+
+import importlib
+import typing
+
+if typing.TYPE_CHECKING:
+    from octavo.config import EngineConfig
+    from octavo.engine.llm import LLM
+    from octavo.kv.planner import plan_kv_cache
+    from octavo.request import SamplingParams
+
+__version__ = "0.1.0"
+
+_HOMES = {
+    "LLM": "octavo.engine.llm",
+    "EngineConfig": "octavo.config",
+    "SamplingParams": "octavo.request",
+    "plan_kv_cache": "octavo.kv.planner",
+}
+"""Public name -> the module that defines it."""
+
+__all__ = ["LLM", "EngineConfig", "SamplingParams", "__version__", "plan_kv_cache"]
+
+
+def __getattr__(name: str) -> object:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'octavo' has no attribute {name!r}")
+    return getattr(importlib.import_module(_HOMES[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

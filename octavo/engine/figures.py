@@ -57,6 +57,7 @@ class RunMeter:
         self.num_output_tokens = 0
         self.num_running = 0
         self.num_waiting = 0
+        self.num_used_blocks = 0
         self.peak_used_blocks = 0
         self.prefill_s = 0.0
         self.decode_s = 0.0
@@ -74,7 +75,8 @@ class RunMeter:
             self.decode_s += seconds
             self.num_decoded_tokens += num_new
         self.num_running, self.num_waiting = outputs.stats.num_running, outputs.stats.num_waiting
-        self.peak_used_blocks = max(self.peak_used_blocks, outputs.stats.num_used_blocks)
+        self.num_used_blocks = outputs.stats.num_used_blocks
+        self.peak_used_blocks = max(self.peak_used_blocks, self.num_used_blocks)
 
     def figures(self, outputs: Sequence[RequestOutput], *, load_s: float, wall_s: float, num_blocks: int) -> Figures:
         """The figures once `outputs` are all there."""

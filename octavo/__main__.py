@@ -1,0 +1,8 @@
+"""`python -m octavo` is `octavo`."""
+
+from __future__ import annotations
+
+from octavo.cli import main
+
+if __name__ == "__main__":
+    main()

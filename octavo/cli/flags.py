@@ -1,0 +1,148 @@
+"""The flags that commands share: names, help and how a value is read. vLLM's names work as aliases."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from octavo.config import parse_bytes
+from octavo.errors import ConfigError
+
+_MULTIPLES = {"k": 1000, "m": 1000**2, "g": 1000**3, "K": 1024, "M": 1024**2, "G": 1024**3}
+
+
+def parse_count(text: str | int) -> int:
+    """A whole number for people: `1000`, `1_000`, `1k` is 1000, `1K` is 1024, and so on with m, M, g, G; `2.5k` too.
+
+    A number, such as a flag's default, is itself. Raises `typer.BadParameter` for anything else.
+    """
+    if isinstance(text, int):
+        return text
+    digits, multiple = (text[:-1], _MULTIPLES[text[-1]]) if text[-1:] in _MULTIPLES else (text, 1)
+    try:
+        value = float(digits) * multiple if "." in digits else int(digits) * multiple
+    except ValueError:
+        value = 0.5
+    if value != int(value):
+        raise typer.BadParameter(f"{text!r} is not a whole number; write 4096, 4k (4000) or 4K (4096)")
+    return int(value)
+
+
+def parse_length(text: str) -> int:
+    """A count, or `auto` for -1: the longest that fits."""
+    return -1 if text == "auto" else parse_count(text)
+
+
+def parse_size(text: str) -> int:
+    """Bytes, as `octavo.config.parse_bytes` reads them."""
+    try:
+        return parse_bytes(text)
+    except ConfigError as error:
+        raise typer.BadParameter(str(error)) from None
+
+
+_MODEL, _CACHE, _STEP = "Model", "KV cache", "Scheduling"
+
+ModelName = Annotated[
+    str,
+    typer.Option(
+        "--model", "-m", help="demo, demo-smollm2, a folder, a .gguf file, or a hub id.", rich_help_panel=_MODEL
+    ),
+]
+Tokenizer = Annotated[
+    str | None, typer.Option(help="Folder or hub id of another tokenizer.", rich_help_panel=_MODEL, metavar="MODEL")
+]
+Revision = Annotated[str | None, typer.Option(help="Branch, tag or commit of a hub id.", rich_help_panel=_MODEL)]
+Dtype = Annotated[
+    str,
+    typer.Option(help="Compute dtype: auto, bfloat16, float16 or float32.", rich_help_panel=_MODEL, metavar="DTYPE"),
+]
+MaxModelLen = Annotated[
+    int | None,
+    typer.Option(
+        "--max-model-len",
+        help="Longest prompt + output in tokens: the model's own maximum; auto (-1) is the longest that fits.",
+        parser=parse_length,
+        metavar="N",
+        rich_help_panel=_MODEL,
+    ),
+]
+LoadFormat = Annotated[
+    str, typer.Option(help="auto, or dummy for random weights from the config alone.", rich_help_panel=_MODEL)
+]
+TrustRemoteCode = Annotated[
+    bool, typer.Option("--trust-remote-code", help="Run code that the model brings along.", rich_help_panel=_MODEL)
+]
+Device = Annotated[str, typer.Option(help="auto, cpu or cuda.", rich_help_panel=_MODEL)]
+TensorParallelSize = Annotated[
+    int, typer.Option("--tensor-parallel-size", "-tp", help="Ranks that share each layer.", rich_help_panel=_MODEL)
+]
+
+KVMemory = Annotated[
+    int | None,
+    typer.Option(
+        "--kv-memory",
+        "--kv-cache-memory-bytes",
+        help="Bytes of the KV cache per rank, such as 1GiB; by default a share of the free memory.",
+        parser=parse_size,
+        metavar="SIZE",
+        rich_help_panel=_CACHE,
+    ),
+]
+MemoryUtilization = Annotated[
+    float | None,
+    typer.Option(
+        "--memory-utilization",
+        "--gpu-memory-utilization",
+        help="That share, above 0 and at most 1.",
+        rich_help_panel=_CACHE,
+    ),
+]
+BlockSize = Annotated[
+    int | None,
+    typer.Option("--block-size", help="Tokens of one block.", parser=parse_count, metavar="N", rich_help_panel=_CACHE),
+]
+NumBlocksOverride = Annotated[
+    int | None,
+    typer.Option(
+        "--num-blocks-override",
+        "--num-gpu-blocks-override",
+        help="Exactly this many blocks, the null block included, instead of as many as fit.",
+        parser=parse_count,
+        metavar="N",
+        rich_help_panel=_CACHE,
+    ),
+]
+KVCacheDtype = Annotated[
+    str, typer.Option("--kv-cache-dtype", help="auto is the compute dtype.", metavar="DTYPE", rich_help_panel=_CACHE)
+]
+PrefixCaching = Annotated[
+    bool,
+    typer.Option(
+        "--enable-prefix-caching/--no-enable-prefix-caching",
+        help="Reuse blocks of equal prompt beginnings.",
+        rich_help_panel=_CACHE,
+    ),
+]
+
+MaxNumBatchedTokens = Annotated[
+    int | None,
+    typer.Option(
+        "--max-num-batched-tokens",
+        help="Token budget of one step.",
+        parser=parse_count,
+        metavar="N",
+        rich_help_panel=_STEP,
+    ),
+]
+MaxNumSeqs = Annotated[
+    int | None,
+    typer.Option(
+        "--max-num-seqs",
+        help="Sequences that may run at once.",
+        parser=parse_count,
+        metavar="N",
+        rich_help_panel=_STEP,
+    ),
+]

@@ -1,0 +1,92 @@
+"""Where prompts come from: arguments, files, standard input."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, TextIO
+
+import msgspec
+
+from octavo.errors import RequestError
+
+STDIN = "-"
+"""As an argument or file name: read standard input."""
+
+JSON_KEYS = ("prompt", "prompt_token_ids", "messages", "cache_salt")
+"""What an object in a JSONL file may hold."""
+
+PromptSource = str | Mapping[str, Any]
+"""A text, or an object with keys of `JSON_KEYS`."""
+
+
+def gather_prompts(
+    arguments: Sequence[str], files: Sequence[str], stdin: TextIO, *, one_per_line: bool
+) -> list[PromptSource]:
+    """All prompts in order: arguments, then files, then standard input if it was named, or if nothing else was and
+    it is no terminal.
+
+    A text of a file or of standard input is one prompt, without its last line end; with `one_per_line` each line that
+    is not blank is one. A file named `*.jsonl` has a JSON value a line: a text, or an object with one of `prompt`,
+    `prompt_token_ids` and `messages`, and perhaps `cache_salt`.
+    Raises `RequestError` when a file cannot be read or a line cannot be understood, and when there is no prompt.
+    """
+    prompts: list[PromptSource] = []
+    names = [*(name for name in arguments if name == STDIN), *files]
+    prompts.extend(text for text in arguments if text != STDIN)
+    if not prompts and not names:
+        if stdin.isatty():
+            raise RequestError(
+                "There is no prompt.", remedy="Give one as an argument, with --prompt-file FILE, or on standard input."
+            )
+        names = [STDIN]
+    for name in names:
+        text = stdin.read() if name == STDIN else _read(name)
+        if name.endswith(".jsonl"):
+            prompts.extend(_parse_line(name, number, line) for number, line in _lines(text))
+        elif one_per_line:
+            prompts.extend(line for _, line in _lines(text))
+        else:
+            prompts.append(text.removesuffix("\n").removesuffix("\r"))
+    if not prompts:
+        raise RequestError(
+            f"There is no prompt in {', '.join(names)}.", remedy="Write at least one line that is not blank."
+        )
+    return prompts
+
+
+def _lines(text: str) -> list[tuple[int, str]]:
+    # Only line feeds part lines: str.splitlines would also part at rarer characters inside a prompt.
+    return [(number, line) for number, line in enumerate(text.split("\n"), 1) if line.strip()]
+
+
+def _read(name: str) -> str:
+    try:
+        return Path(name).read_text(encoding="utf-8")
+    except OSError as error:
+        raise RequestError(
+            f"The prompt file {name} cannot be read: {error.strerror}.", remedy="Give the path of a text file."
+        ) from None
+    except UnicodeDecodeError as error:
+        raise RequestError(
+            f"The prompt file {name} is not UTF-8: byte {error.start} is 0x{error.object[error.start]:02x}.",
+            remedy="Convert it, e.g. with iconv -t UTF-8.",
+        ) from None
+
+
+def _parse_line(name: str, number: int, line: str) -> PromptSource:
+    try:
+        value = msgspec.json.decode(line)
+    except msgspec.DecodeError as error:
+        raise RequestError(
+            f"{name}, line {number} is not JSON: {error}.", remedy="Write one JSON value a line."
+        ) from None
+    if isinstance(value, str):
+        return value
+    contents = [key for key in JSON_KEYS[:3] if key in value] if isinstance(value, dict) else []
+    if not isinstance(value, dict) or len(contents) != 1 or any(key not in JSON_KEYS for key in value):
+        raise RequestError(
+            f"{name}, line {number} is no prompt: {line:.60}.",
+            remedy=f"Write a text, or an object with one of {', '.join(JSON_KEYS[:3])}, and perhaps cache_salt.",
+        )
+    return value

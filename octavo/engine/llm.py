@@ -1,0 +1,226 @@
+"""`LLM`: the whole engine as one Python object, with the names that users of vLLM know."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from types import TracebackType
+from typing import Any, Self, Unpack
+
+from rich.console import Console
+from rich.progress import Progress
+
+from octavo.config import EngineConfig, ModelSource, read_environment
+from octavo.engine.core_client import InprocClient
+from octavo.engine.engine_args import EngineOptions, engine_config_from
+from octavo.engine.figures import Figures
+from octavo.engine.input_processor import InputProcessor, Prompt
+from octavo.engine.output_processor import OutputProcessor
+from octavo.engine.outputs import RequestOutput
+from octavo.engine.run import Run
+from octavo.engine.tokenizer import Tokenizer, load_tokenizer
+from octavo.errors import RequestError
+from octavo.formats.source import ModelFiles, locate
+from octavo.kv.planner import KVCachePlan
+from octavo.messages import StageReport
+from octavo.request import SamplingParams
+from octavo.worker.device import choose_device
+
+OnStage = Callable[[StageReport], None]
+Message = Mapping[str, Any]
+"""One turn of a conversation: `{"role": "user", "content": text}`."""
+
+
+class LLM:
+    """A loaded model with its KV cache, ready to generate.
+
+    Owns: the engine core (in this process), the tokenizer. Never: runs between calls.
+
+    Parameters:
+        model: `demo`, `demo-smollm2`, a folder, a `.gguf` file, or a hub id.
+        on_stage: called with each finished step of the start-up.
+        options: see `EngineOptions`; an unknown one raises `ConfigError` with the nearest known names.
+
+    Raises `ConfigError`, `ModelFileError`, `UnsupportedModelError` or `PlanError`, each with a remedy.
+    Use it as a context manager, or call `shutdown()`, to free its memory before the object goes.
+    """
+
+    def __init__(self, model: str, *, on_stage: OnStage | None = None, **options: Unpack[EngineOptions]) -> None:
+        started = time.perf_counter()
+        config = engine_config_from({"model": model, **options})
+        self.device = choose_device(config.parallel.device, 0).type
+        """`cpu` or `cuda`."""
+        report = on_stage or _silent
+        files = _locate(config, report)
+        # The tokenizer needs nothing of the model, and its parsing leaves this thread free while weights are read.
+        with ThreadPoolExecutor(max_workers=1, thread_name_prefix="tokenizer") as pool:
+            tokenizer = pool.submit(_load_tokenizer, config, files, report)
+            self._client = InprocClient(config, on_stage=report)
+            try:
+                self._tokenizer: Tokenizer = tokenizer.result()
+            except BaseException:
+                self._client.shutdown()
+                raise
+        self._inputs = InputProcessor(
+            self._tokenizer,
+            max_model_len=self.max_model_len,
+            max_position=self._client.model_config.max_position,
+        )
+        self._outputs = OutputProcessor(self._tokenizer)
+        self.figures: Figures | None = None
+        """Figures of the last `generate` or `chat`; None before the first."""
+        self.load_s = time.perf_counter() - started
+        """Seconds that this constructor took."""
+
+    @property
+    def plan(self) -> KVCachePlan:
+        """What the KV cache is made of, and what it holds."""
+        return self._client.plan
+
+    @property
+    def model_name(self) -> str:
+        """The model's name, for people."""
+        return self._client.model_config.name
+
+    @property
+    def max_model_len(self) -> int:
+        """Longest prompt + output in tokens."""
+        return self._client.max_model_len
+
+    def get_tokenizer(self) -> Tokenizer:
+        """The tokenizer that prompts go through."""
+        return self._tokenizer
+
+    def generate(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        use_tqdm: bool = True,
+        lora_request: object = None,
+        priority: int | Sequence[int] = 0,
+    ) -> list[RequestOutput]:
+        """Complete `prompts`; one output per prompt, in their order.
+
+        Parameters:
+            prompts: one prompt or a sequence: a text, token ids, `{"prompt": text}` or `{"prompt_token_ids": ids}`; a
+                dict may also hold a `"cache_salt"`.
+            sampling_params: for all prompts, or one for each; None is `SamplingParams()`.
+            use_tqdm: show progress on stderr where that is a terminal.
+            lora_request: must be None: adapters are not supported.
+            priority: for all prompts, or one for each; smaller runs first under the priority policy.
+
+        Raises `RequestError`, which names the prompt, when one cannot run; then nothing of the others goes on, and the
+        engine can be used as before.
+        """
+        if lora_request is not None:
+            raise RequestError("LoRA adapters are not supported.", remedy="Merge the adapter into the model's weights.")
+        run = self.start_run(prompts, sampling_params, priority=priority)
+        return self._finish(run, show_progress=use_tqdm)
+
+    def chat(
+        self,
+        messages: Sequence[Message] | Sequence[Sequence[Message]],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        use_tqdm: bool = True,
+        add_generation_prompt: bool = True,
+    ) -> list[RequestOutput]:
+        """The model's next turn in one conversation, or in each of several. Raises as `generate`, and `RequestError`
+        when the model has no chat template."""
+        run = self.start_run(
+            self.render_chat(messages, add_generation_prompt=add_generation_prompt),
+            sampling_params,
+            add_special_tokens=False,
+        )
+        return self._finish(run, show_progress=use_tqdm)
+
+    def render_chat(
+        self, messages: Sequence[Message] | Sequence[Sequence[Message]], *, add_generation_prompt: bool = True
+    ) -> list[Prompt]:
+        """The prompts that the model's chat template makes of one conversation, or of several."""
+        single = all(isinstance(message, Mapping) for message in messages)
+        conversations: Sequence[Any] = [messages] if single and messages else messages
+        return [
+            self._tokenizer.apply_chat_template(conversation, add_generation_prompt=add_generation_prompt)
+            for conversation in conversations
+        ]
+
+    def start_run(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        priority: int | Sequence[int] = 0,
+        add_special_tokens: bool = True,
+    ) -> Run:
+        """Check all prompts; a `Run` whose `updates()` gives the text as it comes. Raises as `generate`."""
+        requests = self._inputs.process(
+            prompts, sampling_params, priority=priority, add_special_tokens=add_special_tokens
+        )
+        return Run(self._client, self._outputs, requests)
+
+    def reset_prefix_cache(self) -> bool:
+        """Forget all cached prefixes. False when blocks are in use: then nothing changes."""
+        return self._client.reset_prefix_cache()
+
+    def shutdown(self) -> None:
+        """Free the model and the cache. May be called twice."""
+        self._client.shutdown()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.shutdown()
+
+    def _finish(self, run: Run, *, show_progress: bool) -> list[RequestOutput]:
+        with _progress(run, show=show_progress) as advance:
+            for update in run.updates():
+                if update.finish_reason is not None:
+                    advance()
+        self.figures = run.figures(load_s=self.load_s, num_blocks=self.plan.configs[0].num_blocks)
+        return run.outputs()
+
+
+class _progress:  # noqa: N801
+    """A progress bar over completions, on stderr where that is a terminal; else nothing. Entering gives `advance`."""
+
+    def __init__(self, run: Run, *, show: bool) -> None:
+        self._bar = Progress(console=Console(stderr=True), disable=not (show and sys.stderr.isatty()))
+        self._task = self._bar.add_task("Generating", total=run.meter.num_sequences)
+
+    def __enter__(self) -> Callable[[], None]:
+        self._bar.start()
+        return lambda: self._bar.advance(self._task)
+
+    def __exit__(self, *_: object) -> None:
+        self._bar.stop()
+
+
+def _silent(report: StageReport) -> None:
+    """Nobody watches the start-up."""
+
+
+def _locate(config: EngineConfig, report: OnStage) -> ModelFiles:
+    started = time.perf_counter()
+    files = locate(config.model, read_environment())
+    report(
+        StageReport(name="prepare_files", seconds=time.perf_counter() - started, result=f"{files.kind} {files.path}")
+    )
+    return files
+
+
+def _load_tokenizer(config: EngineConfig, files: ModelFiles, report: OnStage) -> Tokenizer:
+    started = time.perf_counter()
+    if config.model.tokenizer is not None:
+        other = ModelSource(model=config.model.tokenizer, revision=config.model.revision)
+        files = locate(other, read_environment(), config_only=True)
+    tokenizer = load_tokenizer(files, trust_remote_code=config.model.trust_remote_code)
+    result = f"{tokenizer.vocab_size} tokens (beside the stages below)"
+    report(StageReport(name="load_tokenizer", seconds=time.perf_counter() - started, result=result))
+    return tokenizer

@@ -1,0 +1,43 @@
+"""A model named `fake`, whose answer is the prompt backwards: the front of the engine runs, no model does."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from octavo.engine import llm as llm_module
+from octavo.formats.source import ModelFiles
+from octavo.kv.planner import PlanOptions, plan_kv_cache
+from octavo.kv.specs import FullAttentionSpec, SlidingWindowSpec
+from octavo.messages import EngineCoreRequest
+from tests.engine.byte_tokenizer import BOS, EOS, ByteTokenizer
+from tests.engine.fake_core import FakeCore
+
+NUM_BLOCKS = 100
+_FULL = FullAttentionSpec(block_size=16, num_kv_heads=1, head_size=8, dtype="float32")
+_WINDOW = SlidingWindowSpec(block_size=16, num_kv_heads=1, head_size=8, dtype="float32", window=32)
+_PAGE_BYTES = 16 * 2 * 8 * 4
+FAKE_PLAN = plan_kv_cache(
+    [{"layers.0": _WINDOW, "layers.1": _FULL, "layers.2": _WINDOW, "layers.3": _FULL}],
+    [NUM_BLOCKS * 2 * _PAGE_BYTES],
+    PlanOptions(max_model_len=1000, max_num_batched_tokens=64),
+)
+
+
+def install_fake_model(monkeypatch: pytest.MonkeyPatch) -> FakeCore:
+    """Let `LLM(...)` start this model; its core."""
+
+    def backwards(request: EngineCoreRequest) -> Sequence[int]:
+        return [*[token for token in request.prompt_token_ids if token != BOS][::-1], EOS]
+
+    fake = FakeCore(backwards)
+    fake.plan = FAKE_PLAN
+    fake.model_config = SimpleNamespace(name="fake", max_position=2000)
+    files = ModelFiles(kind="folder", path=Path("fake"), config_path=None, weight_paths=(), name="fake")
+    monkeypatch.setattr(llm_module, "locate", lambda source, environment, **_: files)
+    monkeypatch.setattr(llm_module, "load_tokenizer", lambda files, **_: ByteTokenizer())
+    monkeypatch.setattr(llm_module, "InprocClient", lambda config, on_stage: fake)
+    return fake

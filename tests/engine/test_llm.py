@@ -1,0 +1,118 @@
+"""LLM offers what users of vLLM know. The core is a fake here; tests/test_tiny.py and tests/parity run real ones."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from octavo.engine import llm as llm_module
+from octavo.engine.llm import LLM
+from octavo.errors import ConfigError, ModelFileError, RequestError
+from octavo.messages import StageReport
+from octavo.request import SamplingParams
+from tests.engine.byte_tokenizer import BOS
+from tests.engine.fake_core import FakeCore
+from tests.engine.fake_model import NUM_BLOCKS, install_fake_model
+
+
+@pytest.fixture
+def core(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeCore]:
+    fake = install_fake_model(monkeypatch)
+    yield fake
+    assert fake.running == {}, "something was left running"
+
+
+def test_generate_takes_texts_and_token_ids(core: FakeCore) -> None:
+    llm = LLM(model="fake")
+    params = SamplingParams(temperature=0, max_tokens=50)
+    assert [o.outputs[0].text for o in llm.generate(["abc", "de"], params)] == ["cba", "ed"]
+    assert llm.generate("abc", params)[0].outputs[0].text == "cba"
+    assert llm.generate({"prompt_token_ids": [97, 98]}, params)[0].outputs[0].text == "ba"
+    assert llm.generate([97, 98], params)[0].prompt is None
+    assert llm.generate([], params) == []
+
+
+def test_defaults_are_sixteen_tokens_and_stop_at_the_end(core: FakeCore) -> None:
+    llm = LLM("fake")
+    output = llm.generate("a" * 40)[0].outputs[0]
+    assert (output.text, output.finish_reason, len(output.token_ids)) == ("a" * 16, "length", 16)
+    assert llm.generate("ab")[0].outputs[0].finish_reason == "stop"
+
+
+def test_outputs_have_logprobs_and_cached_tokens(core: FakeCore) -> None:
+    output = LLM("fake").generate("abc", SamplingParams(logprobs=1, prompt_logprobs=0))[0]
+    completion = output.outputs[0]
+    assert completion.logprobs is not None
+    assert list(completion.logprobs[0]) == [99, 65]
+    assert completion.logprobs[0][99].rank == 2
+    assert completion.cumulative_logprob == -1.5 * 4
+    assert output.num_cached_tokens == 3
+    assert output.prompt_logprobs is not None
+    assert len(output.prompt_logprobs) == len(output.prompt_token_ids) == 4
+
+
+def test_chat_renders_one_conversation_or_several(core: FakeCore) -> None:
+    llm = LLM("fake")
+    turns = [{"role": "user", "content": "hi"}]
+    params = SamplingParams(max_tokens=100)
+    (output,) = llm.chat(turns, params)
+    assert output.prompt == "<user>hi<assistant>"
+    assert output.prompt_token_ids[0] != BOS, "the template has the start mark, if any"
+    assert output.outputs[0].text == "<user>hi<assistant>"[::-1]
+    assert len(llm.chat([turns, turns], params)) == 2
+    assert llm.chat(turns, params, add_generation_prompt=False)[0].prompt == "<user>hi"
+
+
+def test_a_bad_prompt_is_named_and_the_llm_stays_usable(core: FakeCore) -> None:
+    llm = LLM("fake")
+    with pytest.raises(RequestError, match=r"^prompts\[1\] \(of 3\): The prompt is empty"):
+        llm.generate(["a", "", "c"])
+    with pytest.raises(RequestError, match=r"1001 tokens.*may have 1000"):
+        llm.generate("a" * 1000)
+    assert llm.generate("ab")[0].outputs[0].text == "ba"
+
+
+def test_what_is_not_supported_says_so(core: FakeCore) -> None:
+    with pytest.raises(RequestError, match="LoRA"):
+        LLM("fake").generate("a", lora_request=object())
+
+
+def test_figures_speak_of_the_last_call(core: FakeCore) -> None:
+    llm = LLM("fake")
+    assert llm.figures is None
+    llm.generate(["ab", "c"])
+    assert llm.figures is not None
+    assert (llm.figures.output_tokens, llm.figures.num_blocks) == (5, NUM_BLOCKS)
+    assert llm.figures.load_s == llm.load_s
+
+
+def test_an_unknown_keyword_names_the_nearest(core: FakeCore) -> None:
+    with pytest.raises(ConfigError, match=r"max_model_length .*Did you mean .*max_model_len"):
+        LLM("fake", max_model_length=5)  # type: ignore[call-arg]
+
+
+def test_stages_are_reported_as_they_end(core: FakeCore) -> None:
+    stages: list[StageReport] = []
+    LLM("fake", on_stage=stages.append)
+    assert {"prepare_files", "load_tokenizer"} <= {stage.name for stage in stages}
+
+
+def test_a_broken_tokenizer_stops_the_core_again(core: FakeCore, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(files: Any, **_: Any) -> Any:
+        raise ModelFileError("tokenizer.json is damaged.")
+
+    monkeypatch.setattr(llm_module, "load_tokenizer", broken)
+    with pytest.raises(ModelFileError, match="damaged"):
+        LLM("fake")
+    assert core.is_shut_down
+
+
+def test_leaving_the_block_shuts_the_engine_down(core: FakeCore) -> None:
+    with LLM("fake") as llm:
+        assert llm.reset_prefix_cache()
+        assert llm.get_tokenizer().vocab_size == 320
+        assert (llm.model_name, llm.max_model_len, llm.device) == ("fake", 1000, "cpu")
+        assert not core.is_shut_down
+    assert core.is_shut_down
