@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from tokenizers import Tokenizer
 
 from octavo.engine.byte_level_bpe import build_byte_level, build_spaced, splitting_of
 from octavo.engine.codec import Codec, SpecialTokens, TokenizerParts, end_of_turn_ids
-from octavo.engine.library_codec import LibraryCodec, cached_tokenizer
+from octavo.engine.library_codec import LibraryCodec
 from octavo.engine.sentencepiece_bpe import CONTROL, NORMAL, UNKNOWN, SentencePieceBPE
 from octavo.errors import ModelFileError, UnsupportedModelError
 from octavo.formats.gguf import GGUFArray, GGUFFile
@@ -24,7 +22,7 @@ _END_KEYS = ("eos", "eot", "eom")
 """Ends of a document, of a turn, of a message that waits for a tool."""
 
 
-def load_gguf_tokenizer(file: GGUFFile, cache_dir: Path) -> TokenizerParts:
+def load_gguf_tokenizer(file: GGUFFile) -> TokenizerParts:
     """Raises `UnsupportedModelError` for an unknown kind of tokenizer, `ModelFileError` for damaged metadata."""
     name = file.get(_PREFIX + "model", str)
     if name not in CODECS:
@@ -33,7 +31,7 @@ def load_gguf_tokenizer(file: GGUFFile, cache_dir: Path) -> TokenizerParts:
             remedy="Give the original model's folder or hub id as --tokenizer.",
         )
     kinds = _kinds(file)
-    codec, adds_bos = CODECS[name](file, kinds, cache_dir)
+    codec, adds_bos = CODECS[name](file, kinds)
     special_ids = frozenset(np.flatnonzero((kinds == CONTROL) | (kinds == UNKNOWN)).tolist())
     templates = _chat_templates(file)
     bos = _token_id(file, "bos", codec)
@@ -106,7 +104,7 @@ def _chat_templates(file: GGUFFile) -> dict[str, str]:
     return {name: value for key, name in names.items() if isinstance(value := file.metadata[key], str) and name != "s"}
 
 
-def _sentencepiece(file: GGUFFile, kinds: Kinds, cache_dir: Path) -> tuple[Codec, bool]:
+def _sentencepiece(file: GGUFFile, kinds: Kinds) -> tuple[Codec, bool]:
     tokens, scores = _tokens(file), file.array(_PREFIX + "scores")
     if scores is None:
         raise ModelFileError(f"{file.path} has a SentencePiece vocabulary without scores.", remedy="Convert it again.")
@@ -132,24 +130,18 @@ def _merges(file: GGUFFile) -> list[str]:
     return merges.strings()
 
 
-def _byte_level(file: GGUFFile, kinds: Kinds, cache_dir: Path) -> tuple[Codec, bool]:
+def _byte_level(file: GGUFFile, kinds: Kinds) -> tuple[Codec, bool]:
     pre = file.get(_PREFIX + "pre", str, "default")
     adds_bos = splitting_of(pre).add_bos
 
-    def build() -> Tokenizer:
-        return build_byte_level(_tokens(file).strings(), kinds.tolist(), _merges(file), pre)
-
-    return LibraryCodec(cached_tokenizer(file.path, cache_dir, build)), adds_bos
+    return LibraryCodec(build_byte_level(_tokens(file).strings(), kinds.tolist(), _merges(file), pre)), adds_bos
 
 
-def _spaced(file: GGUFFile, kinds: Kinds, cache_dir: Path) -> tuple[Codec, bool]:
-    def build() -> Tokenizer:
-        return build_spaced(_tokens(file).strings(), kinds.tolist(), _merges(file))
-
-    return LibraryCodec(cached_tokenizer(file.path, cache_dir, build)), False
+def _spaced(file: GGUFFile, kinds: Kinds) -> tuple[Codec, bool]:
+    return LibraryCodec(build_spaced(_tokens(file).strings(), kinds.tolist(), _merges(file))), False
 
 
-CODECS: dict[str, Callable[[GGUFFile, Kinds, Path], tuple[Codec, bool]]] = {
+CODECS: dict[str, Callable[[GGUFFile, Kinds], tuple[Codec, bool]]] = {
     "llama": _sentencepiece,
     "gpt2": _byte_level,
     "gemma4": _spaced,

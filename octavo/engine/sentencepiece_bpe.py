@@ -280,6 +280,7 @@ class SentencePieceBPE:
         self._marks = Marks(zeros.astype(np.uint8), zeros, zeros.copy(), np.full(num_nodes, -1, dtype=np.int32))
         add_marks(array, self._starts, self._lengths, mark_ids[self._lengths[mark_ids] > 0], self._marks)
         self._num_prefix = int(add_space_prefix)
+        self.encode(" ")  # Loads (the first time: compiles) the kernels now rather than with the first prompt.
 
     @property
     def vocab_size(self) -> int:

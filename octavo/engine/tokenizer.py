@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
-from octavo.config import read_environment
 from octavo.engine.chat_template import ChatTemplate
 from octavo.engine.codec import TokenizerParts
 from octavo.engine.folder_tokenizer import load_folder_tokenizer
@@ -117,15 +115,15 @@ class Tokenizer:
         return texts
 
 
-def load_tokenizer(files: ModelFiles, *, cache_dir: Path | None = None, trust_remote_code: bool = False) -> Tokenizer:
-    """The tokenizer of `files`. What takes long to build is kept in `cache_dir` (None: the environment's).
+def load_tokenizer(files: ModelFiles, *, trust_remote_code: bool = False) -> Tokenizer:
+    """The tokenizer of `files`.
 
-    Warm, it takes 0.1 s for a GGUF vocabulary of SentencePiece's kind and 0.1 to 0.5 s for byte-level ones, so it may
-    well run in a thread while weights load.
+    It takes 0.1 s for a GGUF vocabulary of SentencePiece's kind and 0.1 to 1 s for byte-level ones, so it may well run
+    in a thread while weights load.
     Raises `ModelFileError` when there is no tokenizer or it is damaged, `UnsupportedModelError` for an unknown kind.
     """
     if files.kind == "gguf":
-        return Tokenizer(load_gguf_tokenizer(GGUFFile(files.path), cache_dir or read_environment().cache_dir))
+        return Tokenizer(load_gguf_tokenizer(GGUFFile(files.path)))
     if (files.path / "tokenizer.json").is_file():
         return Tokenizer(load_folder_tokenizer(files.path))
     fallback = importlib.import_module(FALLBACK)
