@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 from hypothesis import strategies as st
@@ -58,7 +59,21 @@ def models(
     layers = draw(st.lists(st.sampled_from(palette), min_size=1, max_size=max_layers))
     cuts = draw(st.lists(st.integers(0, len(layers)), max_size=max_stages - 1))
     borders = [0, *sorted(cuts), len(layers)]
-    return [
-        {f"layers.{i}": layers[i] for i in range(start, stop)}
-        for start, stop in zip(borders, borders[1:], strict=False)
-    ]
+    return [{f"layers.{i}": layers[i] for i in range(start, stop)} for start, stop in itertools.pairwise(borders)]
+
+
+@st.composite
+def cache_groups(draw: st.DrawFn) -> list[LayerSpec]:
+    """Groups as a cache manager serves them: one to three, of full, windowed and chunked kinds, with small blocks."""
+    size = draw(st.sampled_from([1, 2, 3, 4]))
+    groups: list[LayerSpec] = []
+    for kind in draw(st.lists(st.sampled_from(["full", "sliding_window", "chunked_local"]), min_size=1, max_size=3)):
+        block_size = size * draw(st.sampled_from([1, 1, 1, 2, 3]))
+        common: dict[str, Any] = {"block_size": block_size, "num_kv_heads": 1, "head_size": 1, "dtype": "float16"}
+        if kind == "sliding_window":
+            groups.append(SlidingWindowSpec(**common, window=draw(st.integers(1, 14))))
+        elif kind == "chunked_local":
+            groups.append(ChunkedLocalSpec(**common, chunk=draw(st.integers(1, 14))))
+        else:
+            groups.append(FullAttentionSpec(**common))
+    return groups

@@ -89,27 +89,22 @@ def foldings(layers: Mapping[str, LayerSpec], stages: Stages, *, hybrid: bool, r
     bucket = _one_group(layers)
     if bucket is not None:
         return [_fold((bucket,), (1,), stages)]
-    paged = unify_pages(layers, pad_latent=False)
-    if paged is None:
-        plain = _plain(layers)
-        if reference and plain is None:
+    if not pages_unify(layers):
+        whole = _whole(layers)
+        if reference and whole is None:
             raise LayoutError(
                 "The pages of multi-head latent attention do not divide the largest page "
                 f"({max(spec.page_bytes for spec in layers.values())} bytes), and this grouping does not pad them.",
                 remedy="Use the fewest-bytes grouping, or block sizes whose pages divide each other.",
             )
-        paged = unify_pages(layers, pad_latent=True)
-    elif _padded(layers, paged):
-        plain = None if reference else _plain(layers)
+        folds = [_fold((whole,), (1,), stages)] if whole is not None else []
+        if reference:
+            return folds
     else:
-        plain = None
-    whole = [_fold((plain,), (1,), stages)] if plain is not None else []
-    if reference and whole:
-        return whole
-    assert paged is not None
-    buckets = bucket_layers(paged)
+        folds = []
+    buckets = bucket_layers(unify_pages(layers))
     counts = [_reference_counts(buckets)] if reference else _all_counts(buckets, stages)
-    return whole + [_fold(buckets, count, stages) for count in counts]
+    return folds + [_fold(buckets, count, stages) for count in counts]
 
 
 def merge_specs(specs: Iterable[LayerSpec]) -> LayerSpec | None:
@@ -146,11 +141,14 @@ def without_windows(layers: Mapping[str, LayerSpec]) -> Mapping[str, LayerSpec]:
     return {name: _without_window(spec, common or spec.block_size) for name, spec in layers.items()}
 
 
-def unify_pages(layers: Mapping[str, LayerSpec], *, pad_latent: bool) -> Mapping[str, LayerSpec] | None:
-    """`layers` with one common page size, the largest: by more tokens per block where that divides, else by padding.
+def pages_unify(layers: Mapping[str, LayerSpec]) -> bool:
+    """Whether the reference can give the layers one page size: it pads no page of latent attention."""
+    page = max(spec.page_bytes for spec in layers.values())
+    return all(page % spec.page_bytes == 0 for spec in layers.values() if isinstance(spec, MLASpec))
 
-    None where a page of latent attention would have to be padded and `pad_latent` is off (the reference cannot).
-    """
+
+def unify_pages(layers: Mapping[str, LayerSpec]) -> Mapping[str, LayerSpec]:
+    """`layers` with one common page size, the largest: by more tokens per block where that divides, else by padding."""
     page = max(spec.page_bytes for spec in layers.values())
     unified: dict[str, LayerSpec] = {}
     for name, spec in layers.items():
@@ -158,8 +156,6 @@ def unify_pages(layers: Mapping[str, LayerSpec], *, pad_latent: bool) -> Mapping
             unified[name] = spec
         elif not isinstance(spec, MambaSpec) and page % spec.page_bytes == 0 and spec.page_size_padded is None:
             unified[name] = msgspec.structs.replace(spec, block_size=spec.block_size * (page // spec.page_bytes))
-        elif isinstance(spec, MLASpec) and not pad_latent:
-            return None
         else:
             unified[name] = msgspec.structs.replace(spec, page_size_padded=page)
     return unified
@@ -193,10 +189,10 @@ def _one_group(layers: Mapping[str, LayerSpec]) -> Bucket | None:
     return None
 
 
-def _plain(layers: Mapping[str, LayerSpec]) -> Bucket | None:
-    """One group of all layers, each with a page of its own and without padding, where windowed layers kept every token.
+def _whole(layers: Mapping[str, LayerSpec]) -> Bucket | None:
+    """One group of all layers, each with a page of its own and without padding, if sliding windows kept every token.
 
-    Only for sliding windows: None where others would have to be promoted, or the kinds differ even so.
+    None where attention chunks would have to be promoted too, or the kinds differ even so.
     """
     if any(isinstance(spec, ChunkedLocalSpec) for spec in layers.values()):
         return None
@@ -220,10 +216,6 @@ def _without_window(spec: LayerSpec, block_size: int) -> LayerSpec:
         compute_window=spec.window if isinstance(spec, SlidingWindowSpec) else None,
         compute_chunk=spec.chunk if isinstance(spec, ChunkedLocalSpec) else None,
     )
-
-
-def _padded(layers: Mapping[str, LayerSpec], paged: Mapping[str, LayerSpec]) -> bool:
-    return any(paged[name].page_size_padded != spec.page_size_padded for name, spec in layers.items())
 
 
 def _reference_counts(buckets: Sequence[Bucket]) -> tuple[int, ...]:

@@ -47,17 +47,19 @@ def refuse_length(question: Question) -> PlanError:
     fold = question.thriftiest(length)
     blocks = question.reservation.blocks(fold, length)
     rank, longest = budget.scarcest(fold), question.longest()
+    estimate = longest
     if question.by_rank:
+        # The reference estimates by the first rank that fails; the remedy heeds all of them.
         counts = [budget.blocks_of_rank(fold, r) for r in range(len(budget.available))]
         rank = next(r for r, count in enumerate(counts) if count is not None and count <= blocks)
-        longest = longest_length(fold, question.reservation, num_blocks=counts[rank] or 0, ceiling=length)
+        estimate = longest_length(fold, question.reservation, num_blocks=counts[rank] or 0, ceiling=length)
     share = _Share.of(budget, fold, rank)
     smallest = question.smallest(fold, length)
     numbers = share.numbers() | {
         "max_model_len": length,
         "needed_bytes": blocks * share.block_bytes,
         "needed_blocks": blocks + 1,
-        "estimated_max_model_len": longest,
+        "estimated_max_model_len": estimate,
         "smallest_budget_bytes": smallest,
     }
     fact = f"One request of {length} tokens needs {share.blocks_text(blocks)}, but {share.has_text()}"
