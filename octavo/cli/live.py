@@ -54,7 +54,8 @@ class Screen:
             with live:
                 yield
         finally:
-            self._settle(len(self._open))
+            if self._open:
+                self._settle(len(self._open))
 
     def write(self, text: str) -> None:
         """Add text to stdout."""
@@ -80,8 +81,7 @@ class Screen:
     def _settle(self, num_characters: int) -> None:
         """Print that much of the open line for good, above the live line."""
         text, self._open = self._open[:num_characters], self._open[num_characters:]
-        if self._shared and (text or num_characters):
-            self._console.print(Text(text))
+        self._console.print(Text(text))
 
     def _render(self) -> RenderableType:
         status = Text(self._status(), style="dim", no_wrap=True, overflow="ellipsis")

@@ -48,6 +48,8 @@ def gather_prompts(
             prompts.extend(line for _, line in _lines(text))
         else:
             prompts.append(text.removesuffix("\n").removesuffix("\r"))
+    if any(prompt == "" for prompt in prompts):
+        raise RequestError("The prompt is empty.", remedy="Give it at least one character.")
     if not prompts:
         raise RequestError(
             f"There is no prompt in {', '.join(names)}.", remedy="Write at least one line that is not blank."
