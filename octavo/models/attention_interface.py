@@ -15,11 +15,10 @@ from typing import Any
 
 import torch
 from torch import nn
-from transformers.masking_utils import AttentionMaskInterface, eager_mask
-from transformers.modeling_utils import AttentionInterface
 
 from octavo.attention.backend import AttentionLayer
 from octavo.errors import UnsupportedModelError
+from octavo.models.transformers_api import AttentionInterface, AttentionMaskInterface, eager_mask
 
 ATTENTION_NAME = "octavo"
 PROBE_NAME = "octavo-probe"

@@ -17,12 +17,11 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-from transformers.modeling_outputs import ModelOutput
-from transformers.modeling_utils import PreTrainedModel
 
 from octavo.errors import UnsupportedModelError
 from octavo.models.attention_interface import ATTENTION_NAME, PROBE_NAME, clear_hook, set_hook
 from octavo.models.attention_recorder import AttentionCall, Recorder
+from octavo.models.transformers_api import ModelOutput, PreTrainedModel
 
 NUM_PROBE_TOKENS = 9
 """Tokens of a probing forward; two repeats of `_REPEAT` tokens and one more."""

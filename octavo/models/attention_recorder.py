@@ -11,11 +11,11 @@ from typing import Any
 
 import torch
 from torch import nn
-from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from octavo.errors import UnsupportedModelError
 from octavo.models.attention_interface import AttentionHook, mask_function_of
 from octavo.models.mask_kind import MaskKind, find_mask_kind
+from octavo.models.transformers_api import ALL_ATTENTION_FUNCTIONS
 
 _HARMLESS_TENSORS = frozenset({"position_ids", "cache_position", "cu_seq_lens_q", "cu_seq_lens_k"})
 """Tensors that modules hand to every attention function and that change no result."""

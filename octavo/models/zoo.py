@@ -5,10 +5,13 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
-from transformers.models.auto.configuration_auto import CONFIG_MAPPING, CONFIG_MAPPING_NAMES, model_type_to_module_name
-from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
-
 from octavo.errors import ModelFileError, UnsupportedModelError
+from octavo.models.transformers_api import (
+    CONFIG_MAPPING,
+    CONFIG_MAPPING_NAMES,
+    MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
+    model_type_to_module_name,
+)
 
 
 def find_model(hf_config: dict[str, Any]) -> tuple[Any, Any]:

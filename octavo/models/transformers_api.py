@@ -1,0 +1,209 @@
+"""The one door to transformers: everything of it that Octavo uses, imported without what Octavo does not use.
+
+A plain import of one of transformers' modelling modules takes three times as long as it must. It reads the source of
+every model there is (twice, to know which class lies where), and pulls in torch's compiler, sympy and torch's
+distributed tensors, none of which a forward needs. So, when nothing has imported transformers before:
+
+- `transformers` and `transformers.models` start as shells that know only their folder. The first name asked of a shell
+  that is no submodule opens the real package, so `from transformers import AutoModel` works afterwards as before.
+- transformers is told that torch has no distributed support, which it must cope with on some builds of torch. Its own
+  tensor parallelism and FSDP stay off in this process; Octavo's ranks do not use them.
+- `torch._dynamo` is stood in for by the few decorators that transformers applies while it is imported. They change only
+  how functions compile, which Octavo does not do; any other name opens the real module.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.metadata
+import importlib.util
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib.machinery import ModuleSpec
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch.overrides import TorchFunctionMode
+
+_DYNAMO = "torch._dynamo"
+_DYNAMO_NAMES = ("allow_in_graph", "assume_constant_result", "disable")
+_DYNAMO_VMAP = "torch._dynamo._trace_wrapped_higher_order_op"
+
+
+class _PackageShell(ModuleType):
+    """A package of which only the folder is known. Owns: nothing. Never: stays once a name of the package is needed."""
+
+    def __init__(self, name: str, folder: str) -> None:
+        super().__init__(name)
+        spec = ModuleSpec(name, None, origin=f"{folder}/__init__.py", is_package=True)
+        spec.submodule_search_locations = [folder]
+        self.__spec__ = spec
+        self.__path__ = [folder]
+        self.__file__ = spec.origin
+        self.__package__ = name
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "__version__":
+            return importlib.metadata.version(self.__name__)
+        if name.startswith("__"):
+            raise AttributeError(name)
+        if importlib.util.find_spec(f"{self.__name__}.{name}") is not None:
+            return importlib.import_module(f"{self.__name__}.{name}")
+        return getattr(self._open(), name)
+
+    def _open(self) -> ModuleType:
+        """The real package, run now if this shell still stands in `sys.modules`."""
+        if sys.modules.get(self.__name__) is self:
+            spec = importlib.util.spec_from_file_location(
+                self.__name__, self.__file__, submodule_search_locations=list(self.__path__)
+            )
+            assert spec is not None and spec.loader is not None
+            package = importlib.util.module_from_spec(spec)
+            sys.modules[self.__name__] = package
+            spec.loader.exec_module(package)
+        return sys.modules[self.__name__]
+
+
+class _DynamoStandIn(ModuleType):
+    """`torch._dynamo` while transformers is imported: decorators that decorate nothing. Owns, never: nothing."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(name)
+        self.__path__: list[str] = []
+        for decorator in _DYNAMO_NAMES:
+            setattr(self, decorator, _undecorated)
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        _remove_stand_ins()
+        return getattr(importlib.import_module(self.__name__), name)
+
+
+def _undecorated(function: Any = None, *args: Any, **kwargs: Any) -> Any:
+    return (lambda decorated: decorated) if function is None else function
+
+
+class _VmapHelper:
+    """Becomes the real context manager of that name once somebody enters it."""
+
+    def __new__(cls, *args: Any, **kwargs: Any) -> Any:
+        return importlib.import_module(_DYNAMO_VMAP).TransformGetItemToIndex(*args, **kwargs)
+
+
+def _remove_stand_ins() -> None:
+    for name in (_DYNAMO, _DYNAMO_VMAP):
+        if isinstance(sys.modules.get(name), _DynamoStandIn):
+            del sys.modules[name]
+
+
+@contextmanager
+def _narrowly() -> Iterator[None]:
+    """Import transformers inside this as the module's top says; does nothing when it is imported already."""
+    found = importlib.util.find_spec("transformers")
+    if "transformers" in sys.modules or found is None or not found.submodule_search_locations:
+        yield
+        return
+    folder = found.submodule_search_locations[0]
+    sys.modules["transformers"] = _PackageShell("transformers", folder)
+    sys.modules["transformers.models"] = _PackageShell("transformers.models", f"{folder}/models")
+    if _DYNAMO not in sys.modules:
+        sys.modules[_DYNAMO] = _DynamoStandIn(_DYNAMO)
+        sys.modules[_DYNAMO_VMAP] = _DynamoStandIn(_DYNAMO_VMAP)
+        sys.modules[_DYNAMO_VMAP].__dict__["TransformGetItemToIndex"] = _VmapHelper
+    _answer_without_distributed()
+    try:
+        yield
+    finally:
+        _remove_stand_ins()
+
+
+def _answer_without_distributed() -> None:
+    """Let transformers ask once whether torch has distributed support, and remember that it has not."""
+    is_available = torch.distributed.is_available
+    try:
+        torch.distributed.is_available = lambda: False
+        importlib.import_module("transformers.utils.import_utils").is_torch_distributed_available()
+    finally:
+        torch.distributed.is_available = is_available
+
+
+class MetaParameters(TorchFunctionMode):
+    """What a model's constructor allocates without filling it goes to the meta device; everything else stays real.
+
+    transformers builds whole models on the meta device. There torch computes even `arange` with its Python reference
+    operators, and those import its compiler: a second at every start, for a handful of rotary frequencies.
+    """
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = dict(kwargs or {})
+        if func is torch.empty and kwargs.get("device") is None:
+            kwargs["device"] = "meta"
+        return func(*args, **kwargs)
+
+
+@contextmanager
+def narrow_construction(model_class: Any) -> Iterator[None]:
+    """Inside this, `model_class.from_pretrained` builds with `MetaParameters`, and initialisers skip what is meta."""
+    originals = dict(TORCH_INIT_FUNCTIONS)
+    contexts = model_class.get_init_context
+
+    def narrow_contexts(*args: Any, **kwargs: Any) -> list[Any]:
+        made = contexts(*args, **kwargs)
+        return [MetaParameters() if isinstance(context, torch.device) else context for context in made]
+
+    try:
+        for name, original in originals.items():
+            TORCH_INIT_FUNCTIONS[name] = _unless_meta(original)
+            setattr(torch.nn.init, name, TORCH_INIT_FUNCTIONS[name])
+        model_class.get_init_context = narrow_contexts
+        yield
+    finally:
+        del model_class.get_init_context
+        TORCH_INIT_FUNCTIONS.update(originals)
+        for name, original in originals.items():
+            setattr(torch.nn.init, name, original)
+
+
+def _unless_meta(initialise: Any) -> Any:
+    def initialise_data(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+        if tensor.is_meta:
+            return tensor
+        initialised: torch.Tensor = initialise(tensor, *args, **kwargs)
+        return initialised
+
+    return initialise_data
+
+
+with _narrowly():
+    from transformers.initialization import TORCH_INIT_FUNCTIONS
+    from transformers.masking_utils import AttentionMaskInterface, eager_mask
+    from transformers.modeling_outputs import ModelOutput
+    from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS, AttentionInterface, PreTrainedModel
+    from transformers.models.auto.configuration_auto import (
+        CONFIG_MAPPING,
+        CONFIG_MAPPING_NAMES,
+        model_type_to_module_name,
+    )
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+    from transformers.utils import logging as transformers_logging
+
+__all__ = [
+    "ALL_ATTENTION_FUNCTIONS",
+    "CONFIG_MAPPING",
+    "CONFIG_MAPPING_NAMES",
+    "MODEL_FOR_CAUSAL_LM_MAPPING_NAMES",
+    "AttentionInterface",
+    "AttentionMaskInterface",
+    "MetaParameters",
+    "ModelOutput",
+    "PreTrainedModel",
+    "eager_mask",
+    "model_type_to_module_name",
+    "narrow_construction",
+    "transformers_logging",
+]
