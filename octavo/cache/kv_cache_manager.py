@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import KeysView, Sequence
 
-from octavo.cache.block_pool import BlockPool
+from octavo.cache.block_pool import NO_KEY, BlockPool
 from octavo.cache.group_manager import NEVER, GroupManager
 from octavo.cache.lookup import PrefixLookup
 from octavo.cache.prefix_cache import NO_NODE, PrefixCache, block_contents, root_content
@@ -144,6 +144,14 @@ class KVCacheManager:
         """The request's tables by group, 0 where nothing is kept; empty lists when it holds nothing. To read only."""
         held = self._held.get(request_id)
         return self._nothing if held is None else tuple(held.tables)
+
+    def request_ids(self) -> KeysView[str]:
+        """The requests that hold blocks."""
+        return self._held.keys()
+
+    def is_cached(self, block: int) -> bool:
+        """Whether a request with the same prefix can find the content of `block`, be it in use or not."""
+        return self._pool.key_of(block) != NO_KEY
 
     def reset_prefix_cache(self) -> bool:
         """Forget all cached content. False, and nothing is changed, while a request holds blocks."""
