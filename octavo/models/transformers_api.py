@@ -114,9 +114,15 @@ def _narrowly() -> Iterator[None]:
         sys.modules[_DYNAMO_VMAP] = _DynamoStandIn(_DYNAMO_VMAP)
         sys.modules[_DYNAMO_VMAP].__dict__["TransformGetItemToIndex"] = _VmapHelper
     _answer_without_distributed()
+    # `processing_utils` runs the package's own `__init__` for a module object that only image models look at.
+    utils = importlib.import_module("transformers.utils")
+    run_package = utils.direct_transformers_import
+    utils.direct_transformers_import = lambda *args, **kwargs: sys.modules["transformers"]
     try:
+        importlib.import_module("transformers.processing_utils")
         yield
     finally:
+        utils.direct_transformers_import = run_package
         _remove_stand_ins()
 
 
