@@ -1,4 +1,4 @@
-"""Passes over one row of logits: order, sums, selection. Compiled by numba, cached on disk.
+"""Passes over one row of logits: order, sums, selection. Compiled by numba.
 
 Rows come as raw bits, so that bfloat16 needs no conversion by torch: int16 with `shift` 16 is bfloat16, int32 with
 `shift` 0 is float32; `bits << shift`, read as float32, is the logit.
@@ -27,16 +27,16 @@ from numba.extending import intrinsic
 Array = npt.NDArray[Any]
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
-compiled = cast(Callable[[_Function], _Function], numba.njit(cache=True, nogil=True))
-"""Decorator: machine code on first call for each combination of argument types."""
+compiled = cast(Callable[[_Function], _Function], numba.njit(cache=True, nogil=True, error_model="numpy"))
+"""Decorator: machine code on first call, kept on disk. A function so compiled calls only functions of its own file,
+because numba compiles anew when that file changes and looks at no other."""
 
-compiled_in_parallel = cast(Callable[[_Function], _Function], numba.njit(cache=True, nogil=True, parallel=True))
-"""As `compiled`; the iterations of `numba.prange` run on the threads of the rank."""
 
-_compiled_with_fma = cast(Callable[[_Function], _Function], numba.njit(cache=True, nogil=True, fastmath={"contract"}))
-_compiled_in_any_order = cast(
-    Callable[[_Function], _Function], numba.njit(cache=True, nogil=True, fastmath={"reassoc", "nsz"})
-)
+def _compiled_loosely(*freedoms: str) -> Callable[[_Function], _Function]:
+    """As `compiled`, and LLVM may take these liberties with floats."""
+    options: dict[str, Any] = {"cache": True, "nogil": True, "error_model": "numpy", "fastmath": set(freedoms)}
+    return cast(Callable[[_Function], _Function], numba.njit(**options))
+
 
 BLOCK = 256
 """Ids examined together; the last block of a vocabulary may be shorter."""
@@ -111,18 +111,25 @@ def widen(raw: Array, shift: int, bits: Array) -> bool:
 
 
 @compiled
+def _maximum(values: Array) -> float:
+    """The greatest of `values` (float32), none of which is NaN; minus infinity when there is none.
+
+    As whole numbers in the order of `argmax`, because LLVM does not vectorise a maximum of floats.
+    """
+    lowest, peak = np.int32(-2147483648), np.int32(-2139095040)  # the latter is minus infinity
+    bits = values.view(np.int32)
+    for i in range(bits.shape[0]):
+        peak = max(peak, _subtract(lowest, bits[i]) if bits[i] < 0 else bits[i])
+    found = np.int32(_subtract(lowest, peak) if peak < 0 else peak)
+    return float(found.view(np.float32))
+
+
+@compiled
 def block_maxima(row: Array, maxima: Array) -> float:
-    """Write the greatest value of each block of `row` (float32) into `maxima`; the greatest of all."""
-    best = MINUS_INF
+    """Write the greatest value of each block of `row` (float32, no NaN) into `maxima`; the greatest of all."""
     for block in range(maxima.shape[0]):
-        chunk = row[block * BLOCK : (block + 1) * BLOCK]
-        peak = MINUS_INF
-        for i in range(chunk.shape[0]):
-            # A comparison instead of max(): it vectorises, since no NaN is here.
-            peak = chunk[i] if chunk[i] > peak else peak
-        maxima[block] = peak
-        best = max(best, peak)
-    return float(best)
+        maxima[block] = _maximum(row[block * BLOCK : (block + 1) * BLOCK])
+    return _maximum(maxima)
 
 
 @compiled
@@ -137,7 +144,7 @@ def first_at_least(row: Array, maxima: Array, value: float) -> int:
     return -1
 
 
-@_compiled_with_fma
+@_compiled_loosely("contract")
 def exp32(x: float) -> float:
     """exp(x) in float32 for x <= 0, to 1e-7 relative; 0 at -87 and below. Vectorises.
 
@@ -158,7 +165,7 @@ def exp32(x: float) -> float:
     return poly * power if x > _EXP_FLOOR else np.float32(0.0)  # type: ignore[return-value]
 
 
-@_compiled_in_any_order
+@_compiled_loosely("reassoc", "nsz")
 def _sum(values: Array) -> float:
     """Sum in float32, in whatever order is fast; for a block, so that rounding stays at 1e-7."""
     total = np.float32(0.0)
@@ -203,16 +210,16 @@ def gather_at_least(row: Array, maxima: Array, bound: float, values: Array, ids:
             start = block * BLOCK
             chunk = row[start : start + BLOCK]
             for i in range(chunk.shape[0]):
-                if chunk[i] >= bound:
-                    values[count] = chunk[i]
-                    ids[count] = start + i
-                    count += 1
+                # Writing always and counting sometimes: no branch to mispredict. There is room for every token.
+                values[count] = chunk[i]
+                ids[count] = start + i
+                count += chunk[i] >= bound
     return count
 
 
 @compiled
 def _comes_before(value: float, token: int, other_value: float, other: int) -> bool:
-    return value > other_value or (value == other_value and token < other)
+    return (value > other_value) | ((value == other_value) & (token < other))
 
 
 @compiled
@@ -229,10 +236,11 @@ def _partition(values: Array, ids: Array, low: int, high: int) -> int:
     pivot_value, pivot = values[last], ids[last]
     place = low
     for i in range(low, last):
-        if _comes_before(values[i], ids[i], pivot_value, pivot):
-            values[i], values[place] = values[place], values[i]
-            ids[i], ids[place] = ids[place], ids[i]
-            place += 1
+        # Swapping always and counting sometimes: half of all branches here would be mispredicted.
+        value, token = values[i], ids[i]
+        values[i], ids[i] = values[place], ids[place]
+        values[place], ids[place] = value, token
+        place += _comes_before(value, token, pivot_value, pivot)
     values[last], values[place] = values[place], values[last]
     ids[last], ids[place] = ids[place], ids[last]
     return place
@@ -250,9 +258,7 @@ def select_head(values: Array, ids: Array, count: int, target: float, peak: floa
     low, high, weight = 0, count, 0.0
     while high - low > 1:
         place = _partition(values, ids, low, high)
-        left = 0.0
-        for i in range(low, place):
-            left += exp32((values[i] - top) * factor)
+        left = sum_exp(values[low:place], peak, inverse_temperature)
         own = exp32((values[place] - top) * factor)
         if weight + left >= target and place > low:
             high = place

@@ -13,33 +13,35 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from octavo.attention.team import Team, make_team
 from octavo.errors import ExecutorError
 from octavo.messages import TokenLogprobs
-from octavo.worker.row_kernels import BLOCK
-from octavo.worker.sampling_kernels import Described, Rules, Workspace, argmax_rows, describe_rows, sample_rows
+from octavo.worker.sampling_job import Job, argmax_entry, describe_entry, sample_entry
+from octavo.worker.sampling_kernels import Rules
 from octavo.worker.sampling_table import Int32Array, Int64Array, SamplingTable
 
 _NO_RULES = Rules(np.zeros(0, np.int32), np.zeros(0, np.float32), np.zeros(0, np.int32))
 
-RawLogits = tuple[npt.NDArray[np.int16] | npt.NDArray[np.int32], int]
-"""Bits of the logits, and by how many bits to shift them left to make a float32."""
+Bits = npt.NDArray[np.int16] | npt.NDArray[np.int32]
+"""Logits `[N, vocab]` as the bits of their floats."""
+
+_BITS_OF = {2: torch.int16, 4: torch.int32}
 
 
 class Sampler:
-    """Chooses tokens on the host, in one thread per lane.
+    """Chooses tokens on the host.
 
-    Owns: work rows of one vocabulary per lane. Never: state of requests; see `SamplingTable`.
+    Owns: working memory for each of its threads. Never: state of requests; see `SamplingTable`.
+
+    Parameters:
+        num_threads: threads that share the rows of one call.
+        team: runs them; None is torch's own.
     """
 
-    def __init__(self, *, vocab_size: int, num_threads: int) -> None:
-        lanes = max(1, num_threads)
-        self._work = Workspace(
-            row=np.empty((lanes, vocab_size), dtype=np.float32),
-            values=np.empty((lanes, vocab_size), dtype=np.float32),
-            ids=np.empty((lanes, vocab_size), dtype=np.int32),
-            counts=np.zeros((lanes, vocab_size), dtype=np.int32),
-            maxima=np.empty((lanes, -(-vocab_size // BLOCK)), dtype=np.float32),
-        )
+    def __init__(self, *, vocab_size: int, num_threads: int, team: Team | None = None) -> None:
+        self._team = make_team() if team is None else team
+        self._num_threads = max(1, num_threads)
+        self._job = Job(vocab_size, self._num_threads)
 
     def sample(
         self, logits: torch.Tensor, table: SamplingTable, rows: Int64Array, history: Int32Array, num_tokens: Int64Array
@@ -54,15 +56,20 @@ class Sampler:
         tokens = np.empty(len(rows), dtype=np.int64)
         plain = table.is_plain[rows]
         if plain.all():
-            argmax_rows(_raw_bits(logits), _infinity(logits.dtype), np.arange(len(rows)), tokens)
+            self._argmax(_bits(logits), _infinity(logits.dtype), np.arange(len(rows)), tokens)
         else:
-            raw, shift = _raw_logits(logits)
+            bits = _widenable_bits(logits)
             if plain.any():
-                argmax_rows(raw, _infinity(torch.bfloat16 if shift else torch.float32), np.flatnonzero(plain), tokens)
+                infinity = _infinity(torch.bfloat16 if bits.itemsize == 2 else torch.float32)
+                self._argmax(bits, infinity, np.flatnonzero(plain), tokens)
             which = np.flatnonzero(~plain)
             options = table.step_options(rows[which], num_tokens[which])
-            rules = self._collect_rules(table, options, history)
-            sample_rows(raw, shift, which, options, history, rules, self._work, tokens)
+            rules = _collect_rules(table, options, history)
+            self._job.set_rows(bits, len(which))
+            self._job.set(which=which, tokens=tokens, options=options, history=history, history_width=history.shape[1])
+            self._job.set(edit_ids=rules.edit_ids, edit_values=rules.edit_values, num_edits=rules.edit_ids.size)
+            self._job.set(allow_ids=rules.allow_ids, num_allowed=rules.allow_ids.size)
+            self._run(sample_entry(), len(which))
         if tokens.min(initial=0) < 0:
             raise _not_a_number()
         return tokens
@@ -72,67 +79,71 @@ class Sampler:
 
         Raises `ExecutorError` when a logit is NaN.
         """
-        raw, shift = _raw_logits(logits)
-        wanted = np.minimum(wanted, raw.shape[1])
-        width = int(wanted.max(initial=0))
-        out = Described(
-            ids=np.zeros((len(tokens), width + 1), dtype=np.int32),
-            logprobs=np.full((len(tokens), width + 1), -np.inf, dtype=np.float32),
-            ranks=np.zeros(len(tokens), dtype=np.int64),
-        )
-        out.ids[:, 0] = tokens
-        describe_rows(raw, shift, wanted, self._work, out)
-        if out.ranks.min(initial=0) < 0:
+        bits = _widenable_bits(logits)
+        wanted = np.minimum(wanted, bits.shape[1])
+        width = 1 + int(wanted.max(initial=0))
+        ids = np.zeros((len(tokens), width), dtype=np.int32)
+        ids[:, 0] = tokens
+        logprobs = np.full((len(tokens), width), -np.inf, dtype=np.float32)
+        ranks = np.zeros(len(tokens), dtype=np.int64)
+        self._job.set_rows(bits, len(tokens))
+        self._job.set(wanted=wanted, ids=ids, logprobs=logprobs, ranks=ranks, width=width)
+        self._run(describe_entry(), len(tokens))
+        if ranks.min(initial=0) < 0:
             raise _not_a_number()
-        order = np.lexsort((out.ids[:, 1:], -out.logprobs[:, 1:]), axis=1)
-        ids = np.take_along_axis(out.ids[:, 1:], order, axis=1)
-        logprobs = np.take_along_axis(out.logprobs[:, 1:], order, axis=1)
+        order = np.lexsort((ids[:, 1:], -logprobs[:, 1:]), axis=1)
+        best_ids = np.take_along_axis(ids[:, 1:], order, axis=1)
+        best_logprobs = np.take_along_axis(logprobs[:, 1:], order, axis=1)
         return [
             TokenLogprobs(
-                token_ids=[int(out.ids[i, 0]), *ids[i, :count].tolist()],
-                logprobs=[float(out.logprobs[i, 0]), *logprobs[i, :count].tolist()],
-                rank=int(out.ranks[i]),
+                token_ids=[int(ids[i, 0]), *best_ids[i, :count].tolist()],
+                logprobs=[float(logprobs[i, 0]), *best_logprobs[i, :count].tolist()],
+                rank=int(ranks[i]),
             )
             for i, count in enumerate(wanted.tolist())
         ]
 
-    @staticmethod
-    def _collect_rules(table: SamplingTable, options: npt.NDArray[np.void], history: Int32Array) -> Rules:
-        """The rules of the step's rows one after the other; `options` learn where each row's own lie."""
-        edit_ids: list[Sequence[int] | Int32Array] = []
-        edit_values: list[npt.NDArray[np.float32]] = []
-        allow_ids: list[Int32Array] = []
-        num_edits = num_allowed = 0
-        for i, row in enumerate(options["row"].tolist()):
-            rules = table.rules[row]
-            if rules is None:
-                continue
-            banned = rules.banned(history[row, options["num_prompt"][i] : options["num_tokens"][i]])
-            edit_ids += [rules.bias_ids, np.array(banned, dtype=np.int32)]
-            edit_values += [rules.bias_values, np.full(len(banned), -np.inf, dtype=np.float32)]
-            allow_ids.append(rules.allowed)
-            options["edit_start"][i], options["allow_start"][i] = num_edits, num_allowed
-            num_edits += rules.bias_ids.size + len(banned)
-            num_allowed += rules.allowed.size
-            options["edit_stop"][i], options["allow_stop"][i] = num_edits, num_allowed
-        if not edit_ids:
-            return _NO_RULES
-        return Rules(np.concatenate(edit_ids), np.concatenate(edit_values), np.concatenate(allow_ids))
+    def _argmax(self, bits: Bits, infinity: int, which: Int64Array, tokens: Int64Array) -> None:
+        self._job.set_rows(bits, len(which))
+        self._job.set(infinity=infinity, which=which, tokens=tokens)
+        self._run(argmax_entry(), len(which))
+
+    def _run(self, entry: int, num_rows: int) -> None:
+        self._team.run(entry, self._job.address, min(self._num_threads, num_rows))
 
 
-def _raw_bits(logits: torch.Tensor) -> npt.NDArray[np.int16] | npt.NDArray[np.int32]:
+def _collect_rules(table: SamplingTable, options: npt.NDArray[np.void], history: Int32Array) -> Rules:
+    """The rules of the step's rows one after the other; `options` learn where each row's own lie."""
+    edit_ids: list[Sequence[int] | Int32Array] = []
+    edit_values: list[npt.NDArray[np.float32]] = []
+    allow_ids: list[Int32Array] = []
+    num_edits = num_allowed = 0
+    for i, row in enumerate(options["row"].tolist()):
+        rules = table.rules[row]
+        if rules is None:
+            continue
+        banned = rules.banned(history[row, options["num_prompt"][i] : options["num_tokens"][i]])
+        edit_ids += [rules.bias_ids, np.array(banned, dtype=np.int32)]
+        edit_values += [rules.bias_values, np.full(len(banned), -np.inf, dtype=np.float32)]
+        allow_ids.append(rules.allowed)
+        options["edit_start"][i], options["allow_start"][i] = num_edits, num_allowed
+        num_edits += rules.bias_ids.size + len(banned)
+        num_allowed += rules.allowed.size
+        options["edit_stop"][i], options["allow_stop"][i] = num_edits, num_allowed
+    if not edit_ids:
+        return _NO_RULES
+    return Rules(np.concatenate(edit_ids), np.concatenate(edit_values), np.concatenate(allow_ids))
+
+
+def _bits(logits: torch.Tensor) -> Bits:
     """The bits of `logits` on the host, without a copy when they are there and contiguous."""
-    bits: npt.NDArray[np.int16] | npt.NDArray[np.int32] = (
-        logits.detach().cpu().contiguous().view(torch.int16 if logits.itemsize == 2 else torch.int32).numpy()
-    )
+    bits: Bits = logits.detach().cpu().contiguous().view(_BITS_OF[logits.itemsize]).numpy()
     return bits
 
 
-def _raw_logits(logits: torch.Tensor) -> RawLogits:
-    """As `_raw_bits`, in a format that a shift widens to float32: other formats than bfloat16 are converted."""
-    if logits.dtype is torch.bfloat16:
-        return _raw_bits(logits), 16
-    return _raw_bits(logits.float()), 0
+def _widenable_bits(logits: torch.Tensor) -> Bits:
+    """As `_bits`, in bfloat16 or float32, which a shift makes float32; other dtypes are converted."""
+    return _bits(logits if logits.dtype is torch.bfloat16 else logits.float())
 
 
 def _infinity(dtype: torch.dtype) -> int:

@@ -1,7 +1,6 @@
-"""Rows of logits to tokens and log probabilities. Compiled by numba, cached on disk.
+"""From one row of logits to a token, or to log probabilities. Compiled by numba into the jobs of `sampling_job`.
 
-A row is widened into a float32 work row, edited, restricted, and a token is drawn from what is left. Work rows belong
-to lanes: lane w handles rows w, w + num_lanes, ... beside the others, so memory does not grow with the batch.
+A row is widened into a float32 work row, edited, restricted, and a token is drawn from what is left.
 
 **Drawing.** Token i waits for an exponential time E_i of rate exp(x_i), x = logit / temperature; the first to arrive is
 drawn. That is the Gumbel-max trick: the arg max of x_i - log(E_i) has the distribution softmax(x). E_i is a hash of
@@ -13,7 +12,8 @@ time cannot win any more are skipped after comparing 32 bits of hash; whoever re
 from __future__ import annotations
 
 import math
-from typing import Any, NamedTuple
+from collections.abc import Callable
+from typing import Any, NamedTuple, TypeVar, cast
 
 import numba
 import numpy as np
@@ -22,11 +22,9 @@ from octavo.worker.row_kernels import (
     BLOCK,
     MINUS_INF,
     Array,
-    argmax,
     block_maxima,
-    compiled,
-    compiled_in_parallel,
     count_before,
+    exp32,
     first_at_least,
     gather_at_least,
     multiply,
@@ -36,6 +34,14 @@ from octavo.worker.row_kernels import (
     widen,
     xor,
 )
+
+_Function = TypeVar("_Function", bound=Callable[..., Any])
+
+inlined = cast(
+    Callable[[_Function], _Function],
+    numba.njit(nogil=True, error_model="numpy", no_cpython_wrapper=True, no_cfunc_wrapper=True),
+)
+"""Decorator: compiled into the jobs that use the function, and kept on disk with them alone."""
 
 Options = Any
 """A record of `sampling_table.OPTIONS`: what one row asks for."""
@@ -55,44 +61,48 @@ class Rules(NamedTuple):
     """int32: the only tokens that may be chosen, for rows that have any."""
 
 
-class Workspace(NamedTuple):
-    """Work rows, one of each kind per lane."""
+class WorkRows(NamedTuple):
+    """One thread's working memory."""
 
     row: Array
-    """float32 [lanes, vocab]."""
+    """float32 [vocab]."""
     values: Array
-    """float32 [lanes, vocab]."""
+    """float32 [vocab]."""
     ids: Array
-    """int32 [lanes, vocab]."""
+    """int32 [vocab]."""
     counts: Array
-    """int32 [lanes, vocab], all 0 between calls."""
+    """int32 [vocab], all 0 between rows."""
     maxima: Array
-    """float32 [lanes, blocks]."""
+    """float32 [blocks]."""
 
 
-class Described(NamedTuple):
-    """Log probabilities of rows, most of them unsorted."""
+class Raw(NamedTuple):
+    """One row of logits as bits, under both readings; `is_wide` says which is meant."""
 
-    ids: Array
-    """int32 [N, 1 + most wanted]: the token asked about, then the best ones in any order."""
-    logprobs: Array
-    """float32 [N, 1 + most wanted]."""
-    ranks: Array
-    """int64 [N]: place of the token asked about in the order, from 1; -1 where a logit is NaN."""
+    wide: Array
+    """int32 [vocab]: float32."""
+    narrow: Array
+    """int16 [vocab]: bfloat16."""
+    is_wide: bool
 
 
 COLDEST = 1e-5
 """Temperatures below this are greedy."""
+
+_NEAR = 8.0
+"""Distance from the peak, in units of the temperature, that top-p searches first."""
+_NUM_BINS = 512
+_BINS_PER_NAT = np.float32(8.0)
 
 _SIXTEEN, _FIFTEEN = np.uint32(16), np.uint32(15)
 _MULTIPLIER_1, _MULTIPLIER_2 = np.uint32(0x7FEB352D), np.uint32(0x846CA68B)
 _TWO_32 = 4294967296.0
 
 
-@compiled
+@inlined
 def _hash(token: Word, key_1: Word, key_2: Word) -> Word:
     """32 random bits: Wellons' `lowbias32` with a key before each of its multiplications."""
-    x = xor(np.uint32(token), key_1)
+    x = xor(token, key_1)
     x = xor(x, shift_right(x, _SIXTEEN))
     x = xor(multiply(x, _MULTIPLIER_1), key_2)
     x = xor(x, shift_right(x, _FIFTEEN))
@@ -100,22 +110,25 @@ def _hash(token: Word, key_1: Word, key_2: Word) -> Word:
     return xor(x, shift_right(x, _SIXTEEN))
 
 
-@compiled
-def _waiting_time(token: Word, key_1: Word, key_2: Word) -> float:
+@inlined
+def _waiting_time(token: int, key_1: Word, key_2: Word) -> float:
     """E of a token: -log(1 - u), u in (0, 1) of 64 bits, the upper 32 being `_hash(token, key_1, key_2)`."""
-    upper = _hash(token, key_1, key_2)
-    lower = _hash(token, np.uint32(~key_2), key_1)
+    upper = _hash(np.uint32(token), key_1, key_2)
+    lower = _hash(np.uint32(token), np.uint32(~key_2), key_1)
     uniform = (np.float64(upper) + (np.float64(lower) + 0.5) / _TWO_32) / _TWO_32
     return -math.log1p(-uniform)
 
 
-@compiled
+@inlined
 def draw(row: Array, maxima: Array, first: int, temperature: float, key: int) -> int:
-    """A token with probability proportional to exp(row / temperature). `first` is the most likely one."""
+    """A token with probability proportional to exp(row / temperature), `first` being the most likely one. Blocks whose
+    maximum is minus infinity are left out."""
     key_1, key_2 = np.uint32(key & np.uint64(0xFFFFFFFF)), np.uint32(key >> np.uint64(32))
     peak, winner = np.float64(row[first]), first
     best = -math.log(_waiting_time(first, key_1, key_2))
     for block in range(maxima.shape[0]):
+        if maxima[block] == MINUS_INF:
+            continue
         lead = (np.float64(maxima[block]) - peak) / temperature
         # The block's token i can win only when E_i < exp(x_i - best) <= exp(lead - best).
         longest = math.exp(min(lead - best, 50.0))
@@ -125,7 +138,7 @@ def draw(row: Array, maxima: Array, first: int, temperature: float, key: int) ->
         shortest: Word = np.uint32(0xFFFFFFFF)
         for i in range(chunk.shape[0]):
             shortest = min(shortest, _hash(np.uint32(start + i), key_1, key_2))
-        if shortest > limit or lead == -np.inf:
+        if shortest > limit:
             continue
         for i in range(chunk.shape[0]):
             if chunk[i] > MINUS_INF and _hash(np.uint32(start + i), key_1, key_2) <= limit:
@@ -136,15 +149,15 @@ def draw(row: Array, maxima: Array, first: int, temperature: float, key: int) ->
     return winner
 
 
-@compiled
-def _keep_head(row: Array, maxima: Array, value: float, token: int) -> None:
-    """Set every token after `(value, token)` in the order to minus infinity, and `maxima` to match."""
+@inlined
+def _keep_head(row: Array, maxima: Array, value: float, token: Word) -> None:
+    """Leave out every token after `(value, token)` in the order: minus infinity in `row`, or in `maxima` for a whole
+    block."""
     last = np.float32(value)
     for block in range(maxima.shape[0]):
         start = block * BLOCK
         chunk = row[start : start + BLOCK]
         if maxima[block] < last:
-            chunk[:] = MINUS_INF
             maxima[block] = MINUS_INF
             continue
         for i in range(chunk.shape[0]):
@@ -152,47 +165,93 @@ def _keep_head(row: Array, maxima: Array, value: float, token: int) -> None:
                 chunk[i] = MINUS_INF
 
 
-@compiled
-def _bound_for(maxima: Array, wanted: int) -> float:
-    """A value that at least `wanted` tokens reach: the `wanted`-th greatest block maximum."""
-    if wanted > maxima.shape[0]:
+@inlined
+def _bound_for(maxima: Array, wanted: Word, values: Array, ids: Array) -> float:
+    """A value that at least `wanted` tokens reach: the `wanted`-th greatest block maximum. Uses `values` and `ids`."""
+    count = maxima.shape[0]
+    if wanted > count:
         return -np.inf
-    return float(np.partition(maxima, maxima.shape[0] - wanted)[maxima.shape[0] - wanted])
+    for i in range(count):
+        values[i] = maxima[i]
+        ids[i] = i
+    return float(values[select_head(values, ids, count, float(wanted), 0.0, 0.0)])
 
 
-@compiled
+@inlined
+def _head_by_mass(
+    row: Array, maxima: Array, peak: float, temperature: float, share: float, values: Array, ids: Array
+) -> int:
+    """The last member of the shortest head of the order that has `share` of the probability; its index in `values`.
+
+    Most often it is near the peak, and few tokens need be looked at. Otherwise tokens are binned by their distance
+    from the peak, and only the bin in which the head ends is looked at.
+    """
+    inverse = 1.0 / temperature
+    target = share * sum_exp(row, peak, inverse)
+    count = gather_at_least(row, maxima, peak - _NEAR * temperature, values, ids)
+    if sum_exp(values[:count], peak, inverse) >= target:
+        return select_head(values, ids, count, target, peak, inverse)
+    bins, weights, masses = np.empty(BLOCK, np.int32), np.empty(BLOCK, np.float32), np.zeros(_NUM_BINS)
+    for start in range(0, row.shape[0], BLOCK):
+        chunk = row[start : start + BLOCK]
+        _bin(chunk, peak, inverse, bins, weights)
+        for i in range(chunk.shape[0]):
+            masses[bins[i]] += weights[i]
+    end = 0
+    while end < _NUM_BINS - 1 and masses[end] < target:
+        target -= masses[end]
+        end += 1
+    count = 0
+    for start in range(0, row.shape[0], BLOCK):
+        chunk = row[start : start + BLOCK]
+        _bin(chunk, peak, inverse, bins, weights)
+        for i in range(chunk.shape[0]):
+            values[count] = chunk[i]
+            ids[count] = start + i
+            count += bins[i] == end
+    return select_head(values, ids, count, target, peak, inverse)
+
+
+@inlined
+def _bin(chunk: Array, peak: float, inverse_temperature: float, bins: Array, weights: Array) -> None:
+    """Write each token's bin and its weight, as of `select_head`."""
+    top, factor, last = np.float32(peak), np.float32(inverse_temperature), np.float32(_NUM_BINS - 1)
+    for i in range(chunk.shape[0]):
+        distance = (top - chunk[i]) * factor
+        bins[i] = np.int32(min(distance * _BINS_PER_NAT, last))
+        weights[i] = exp32(-distance)
+
+
+@inlined
 def restrict(row: Array, maxima: Array, peak: float, options: Options, values: Array, ids: Array) -> None:
-    """Apply min-p, then top-k, then top-p to `row`: what is not kept becomes minus infinity.
+    """Apply min-p, then top-k, then top-p: leave out what is not kept, as `_keep_head` does.
 
     min-p keeps tokens of at least `min_p` times the best one's probability; top-k the first k of the order; top-p the
     shortest head whose probability, among the tokens still there, is at least p.
     """
-    inverse, bound, count = 1.0 / options.temperature, -np.inf, 0
+    bound, end = -np.inf, -1
     if options.min_p > 0.0:
         bound = peak + options.temperature * math.log(options.min_p)
     if 0 < options.top_k < row.shape[0]:
-        count = gather_at_least(row, maxima, max(bound, _bound_for(maxima, options.top_k)), values, ids)
-        count = select_head(values, ids, count, float(options.top_k), peak, 0.0) + 1
-    if options.top_p < 1.0:
-        if count > 0:
-            total = sum_exp(values[:count], peak, inverse)
-        elif bound > -np.inf:
-            count = gather_at_least(row, maxima, bound, values, ids)
-            total = sum_exp(values[:count], peak, inverse)
-        else:
-            total = sum_exp(row, peak, inverse)
-            for distance in (4.0, 8.0, 16.0, np.inf):
-                count = gather_at_least(row, maxima, peak - distance * options.temperature, values, ids)
-                if sum_exp(values[:count], peak, inverse) >= options.top_p * total:
-                    break
-        count = select_head(values, ids, count, options.top_p * total, peak, inverse) + 1
-    if count > 0:
-        _keep_head(row, maxima, values[count - 1], ids[count - 1])
+        least = _bound_for(maxima, options.top_k, values, ids)
+        count = gather_at_least(row, maxima, max(bound, least), values, ids)
+        end = select_head(values, ids, count, float(options.top_k), peak, 0.0)
     elif bound > -np.inf:
-        _keep_head(row, maxima, bound, row.shape[0])
+        end = gather_at_least(row, maxima, bound, values, ids) - 1
+    if options.top_p < 1.0:
+        if end >= 0:
+            inverse = 1.0 / options.temperature
+            target = options.top_p * sum_exp(values[: end + 1], peak, inverse)
+            end = select_head(values, ids, end + 1, target, peak, inverse)
+        else:
+            end = _head_by_mass(row, maxima, peak, options.temperature, options.top_p, values, ids)
+    if 0 < options.top_k < row.shape[0] or options.top_p < 1.0:
+        _keep_head(row, maxima, float(values[end]), ids[end])
+    elif bound > -np.inf:
+        _keep_head(row, maxima, bound, np.int32(row.shape[0]))
 
 
-@compiled
+@inlined
 def _penalise(row: Array, counts: Array, history: Array, options: Options) -> None:
     """Repetition penalty for the tokens of prompt and output; presence and frequency for those of the output.
 
@@ -218,7 +277,7 @@ def _penalise(row: Array, counts: Array, history: Array, options: Options) -> No
             counts[history[i]] = 0
 
 
-@compiled
+@inlined
 def _allow_only(row: Array, keep: Array, allowed: Array) -> None:
     """Minus infinity for every token outside `allowed`. `keep` is a work row of any content."""
     for i in range(allowed.shape[0]):
@@ -230,7 +289,7 @@ def _allow_only(row: Array, keep: Array, allowed: Array) -> None:
             row[allowed[i]] = keep[i]
 
 
-@compiled
+@inlined
 def _edit(row: Array, keep: Array, counts: Array, history: Array, options: Options, rules: Rules, bans: Word) -> None:
     """Allowed ids, biases and bans, then penalties. `bans` is minus infinity, or 0 to leave bans out."""
     if options.allow_stop > options.allow_start:
@@ -243,82 +302,49 @@ def _edit(row: Array, keep: Array, counts: Array, history: Array, options: Optio
         _penalise(row, counts, history, options)
 
 
-@compiled
-def _sample_row(
-    raw: Array, shift: int, options: Options, history: Array, rules: Rules, work: Workspace, lane: int
-) -> int:
-    row, maxima = work.row[lane], work.maxima[lane]
-    if widen(raw, shift, row.view(np.int32)):
+@inlined
+def sample_row(work: WorkRows, raw: Raw, history: Array, options: Options, rules: Rules) -> int:
+    """The token that `options` choose from a row of logits; -1 where a logit is NaN."""
+    row, maxima = work.row, work.maxima
+    if widen_row(raw, row):
         return -1
-    _edit(row, work.values[lane], work.counts[lane], history, options, rules, MINUS_INF)
+    _edit(row, work.values, work.counts, history, options, rules, MINUS_INF)
     peak = block_maxima(row, maxima)
     if peak == -np.inf:
         # The rules leave nothing: those that forbid single tokens yield, the allowed set stays.
-        widen(raw, shift, row.view(np.int32))
-        _edit(row, work.values[lane], work.counts[lane], history, options, rules, np.float32(0.0))
+        widen_row(raw, row)
+        _edit(row, work.values, work.counts, history, options, rules, np.float32(0.0))
         peak = block_maxima(row, maxima)
     first = first_at_least(row, maxima, peak)
     if options.temperature < COLDEST or peak == -np.inf:
         return first
-    restrict(row, maxima, peak, options, work.values[lane], work.ids[lane])
+    restrict(row, maxima, peak, options, work.values, work.ids)
     return draw(row, maxima, first, options.temperature, options.key)
 
 
-@compiled_in_parallel
-def sample_rows(
-    raw: Array,
-    shift: int,
-    which: Array,
-    options: Array,
-    history: Array,
-    rules: Rules,
-    work: Workspace,
-    tokens: Array,
-) -> None:
-    """Choose a token for each row `which[i]` of `raw` [N, vocab], as `options[i]` says, and write it into
-    `tokens[which[i]]`; -1 where a logit is NaN."""
-    lanes = work.row.shape[0]
-    for lane in numba.prange(lanes):
-        for i in range(lane, which.shape[0], lanes):
-            row = raw[which[i]]
-            tokens[which[i]] = _sample_row(row, shift, options[i], history[options[i].row], rules, work, lane)
-
-
-@compiled_in_parallel
-def argmax_rows(raw: Array, infinity: int, which: Array, tokens: Array) -> None:
-    """Write the first greatest element of each row `which[i]` of `raw` [N, vocab] into `tokens[which[i]]`; -1 where
-    one is NaN."""
-    for i in numba.prange(which.shape[0]):
-        tokens[which[i]] = argmax(raw[which[i]], infinity)
-
-
-@compiled
-def _describe_row(raw: Array, shift: int, wanted: int, work: Workspace, lane: int, out: Described, i: int) -> None:
-    row, maxima = work.row[lane], work.maxima[lane]
-    token = out.ids[i, 0]
-    if widen(raw, shift, row.view(np.int32)):
-        out.ranks[i] = -1
-        return
+@inlined
+def describe_row(work: WorkRows, raw: Raw, wanted: int, ids: Array, logprobs: Array) -> int:
+    """Log probabilities of a row of logits as they are: of token `ids[0]`, and of the best `wanted` tokens, which are
+    written behind it in any order. Returns the place of `ids[0]` in the order, from 1; -1 where a logit is NaN."""
+    row, maxima = work.row, work.maxima
+    if widen_row(raw, row):
+        return -1
     peak = block_maxima(row, maxima)
     log_total = peak + math.log(sum_exp(row, peak, 1.0))
-    out.logprobs[i, 0] = row[token] - log_total
-    out.ranks[i] = count_before(row, token) + 1
+    logprobs[0] = row[ids[0]] - log_total
     if wanted > 0:
-        values, ids = work.values[lane], work.ids[lane]
-        count = gather_at_least(row, maxima, _bound_for(maxima, wanted), values, ids)
-        select_head(values, ids, count, float(wanted), peak, 0.0)
-        for j in range(wanted):
-            out.ids[i, j + 1] = ids[j]
-            out.logprobs[i, j + 1] = values[j] - log_total
+        count = gather_at_least(
+            row, maxima, _bound_for(maxima, np.int64(wanted), work.values, work.ids), work.values, work.ids
+        )
+        select_head(work.values, work.ids, count, float(wanted), peak, 0.0)
+        for i in range(wanted):
+            ids[i + 1] = work.ids[i]
+            logprobs[i + 1] = work.values[i] - log_total
+    return count_before(row, ids[0]) + 1
 
 
-@compiled_in_parallel
-def describe_rows(raw: Array, shift: int, wanted: Array, work: Workspace, out: Described) -> None:
-    """Log probabilities of each row of `raw` [N, vocab]: of the token in `out.ids[i, 0]`, and of the best `wanted[i]`.
-
-    They are those of the model itself: log softmax of the raw logits, at temperature 1 and before any rule.
-    """
-    lanes = work.row.shape[0]
-    for lane in numba.prange(lanes):
-        for i in range(lane, raw.shape[0], lanes):
-            _describe_row(raw[i], shift, wanted[i], work, lane, out, i)
+@inlined
+def widen_row(raw: Raw, row: Array) -> bool:
+    """Write the logits of `raw` into `row`; whether any is NaN."""
+    bits = row.view(np.int32)
+    return widen(raw.wide, 0, bits) if raw.is_wide else widen(raw.narrow, 16, bits)
