@@ -10,10 +10,10 @@ from octavo.cache.kv_cache_manager import KVCacheManager
 from octavo.sched.queue import Entry
 
 RESUME_SPARE = (0, 1, 4, 16)
-"""Blocks, per group and running request, that admitting a request preempted k times must leave free."""
+"""Blocks, per group and running request, that admitting a request preempted k times must leave free.
 
-MAX_PREEMPTIONS = len(RESUME_SPARE)
-"""A request that was preempted this often is protected when it runs again."""
+A request that was preempted as often as there are entries is protected when it runs again.
+"""
 
 
 class RunningList:
@@ -23,10 +23,12 @@ class RunningList:
     Never: takes or frees blocks.
     """
 
-    def __init__(self, manager: KVCacheManager) -> None:
+    def __init__(self, manager: KVCacheManager, resume_spare: tuple[int, ...]) -> None:
         self.entries: list[Entry] = []
         """Best first. Changed through the methods only."""
         self.protected: Entry | None = None
+        self.max_preemptions = len(resume_spare)
+        self._resume_spare = resume_spare
         self._manager = manager
         self._num_groups = len(manager.managers)
 
@@ -35,12 +37,12 @@ class RunningList:
 
     def may_admit(self, entry: Entry) -> bool:
         """False for a request that must be protected while another one is."""
-        return self.protected is None or entry.request.num_preemptions < MAX_PREEMPTIONS
+        return self.protected is None or entry.request.num_preemptions < self.max_preemptions
 
     def add(self, entry: Entry) -> None:
-        """Put `entry` in its place; it is protected from now on if it was preempted `MAX_PREEMPTIONS` times."""
+        """Put `entry` in its place; it is protected from now on if it was preempted `max_preemptions` times."""
         insort(self.entries, entry, key=attrgetter("key"))
-        if entry.request.num_preemptions >= MAX_PREEMPTIONS:
+        if entry.request.num_preemptions >= self.max_preemptions:
             self.protected = entry
 
     def discard(self, gone: AbstractSet[Entry]) -> None:
@@ -71,6 +73,6 @@ class RunningList:
         num_preemptions = entry.request.num_preemptions
         if not self.entries:
             return 0
-        if num_preemptions >= MAX_PREEMPTIONS:
+        if num_preemptions >= self.max_preemptions:
             return self._manager.max_growth(num_computed, entry.longest)
-        return self.reserved_blocks() + RESUME_SPARE[num_preemptions] * len(self.entries) * self._num_groups
+        return self.reserved_blocks() + self._resume_spare[num_preemptions] * len(self.entries) * self._num_groups

@@ -15,14 +15,14 @@ Why every request ends (given that it was admitted by `check_request`, so it fit
 
   - Preempted requests are worse than the one that needed their blocks. So while nobody is protected (below), the best
     running request gets tokens in every step.
-  - A request is preempted at most `MAX_PREEMPTIONS` times. After k times it comes back only when that leaves
-    `RESUME_SPARE[k]` blocks per group and running request (`running.py`); after the last time it is **protected**: it
-    comes back only when the pool holds all that it may still take, and the others leave that untouched until it ends.
+  - A request is preempted at most `len(resume_spare)` times. After k times it comes back only when that leaves
+    `resume_spare[k]` blocks per group and running request; after the last time it is **protected**: it comes back only
+    when the pool holds all that it may still take, and the others leave that untouched until it ends.
     At most one request is protected. It never lacks blocks, so it gets tokens in every step in which all better ones
     stall.
 
 So every step gives at least one token to somebody, and n requests that need t tokens in all end within
-`(MAX_PREEMPTIONS + 1) * t` steps, whatever comes before whom.
+`(len(resume_spare) + 1) * t` steps, whatever comes before whom.
 """
 
 from __future__ import annotations
@@ -43,9 +43,9 @@ from octavo.messages import (
 )
 from octavo.request import FinishReason, Request, RequestStatus
 from octavo.sched.admission import check_request, step_limit
-from octavo.sched.finish import find_finish
+from octavo.sched.outcome import find_finish, news_of
 from octavo.sched.queue import POLICIES, Entry, RequestQueue
-from octavo.sched.running import RunningList
+from octavo.sched.running import RESUME_SPARE, RunningList
 
 
 class Scheduler:
@@ -55,7 +55,14 @@ class Scheduler:
     Never: touches the pool except through `KVCacheManager`, knows what a model or a rank is.
     """
 
-    def __init__(self, config: SchedulerConfig, manager: KVCacheManager, *, max_model_len: int) -> None:
+    def __init__(
+        self,
+        config: SchedulerConfig,
+        manager: KVCacheManager,
+        *,
+        max_model_len: int,
+        resume_spare: tuple[int, ...] = RESUME_SPARE,
+    ) -> None:
         self.config = config
         self.manager = manager
         self.max_model_len = max_model_len
@@ -63,7 +70,7 @@ class Scheduler:
         self._class_of = POLICIES[config.policy]
         self._entries: dict[str, Entry] = {}
         self._waiting = RequestQueue()
-        self._running = RunningList(manager)
+        self._running = RunningList(manager, resume_spare)
         self._forget: list[str] = []
         """Requests that the ranks hold and must drop before the next step."""
         self._under_way: SchedulerOutput | None = None
@@ -319,7 +326,7 @@ class Scheduler:
                     finished.add(entry)
             elif request.sampling.prompt_logprobs is None:
                 continue
-            outputs.append(_news(entry, output, token_id, start))
+            outputs.append(news_of(entry, output, token_id, start))
         self._retire(finished)
         self._settle()
         return EngineCoreOutputs(outputs=outputs, stats=self.stats(), num_prompt_tokens=num_prompt_tokens)
@@ -376,23 +383,3 @@ class Scheduler:
         for entry in sorted(finished, key=attrgetter("key"), reverse=True):
             self._forget.append(entry.request.request_id)
             self.manager.free(entry.request)
-
-
-def _news(entry: Entry, output: ModelRunnerOutput, token_id: int | None, start: int) -> EngineCoreOutput:
-    """What the front end hears of one request. Prompt log probabilities that a resumed request repeats are cut."""
-    request = entry.request
-    request_id = request.request_id
-    prompt_logprobs = output.prompt_logprobs.get(request_id, [])
-    if prompt_logprobs:
-        prompt_logprobs = prompt_logprobs[max(0, entry.num_prompt_logprobs - start) :]
-        entry.num_prompt_logprobs += len(prompt_logprobs)
-    logprobs = output.logprobs.get(request_id)
-    return EngineCoreOutput(
-        request_id=request_id,
-        new_token_ids=[] if token_id is None else [token_id],
-        finish_reason=request.finish_reason,
-        stop_reason=request.stop_reason,
-        num_cached_tokens=request.num_cached_tokens,
-        logprobs=[] if logprobs is None else [logprobs],
-        prompt_logprobs=prompt_logprobs,
-    )

@@ -18,7 +18,7 @@ from octavo.kv.specs import (
 from octavo.messages import EngineCoreOutputs, NewRequestData, SchedulerOutput
 from octavo.request import FinishReason, Request, RequestStatus, SamplingParams
 from octavo.sched.admission import step_limit
-from octavo.sched.running import MAX_PREEMPTIONS
+from octavo.sched.running import RESUME_SPARE
 from octavo.sched.scheduler import Scheduler
 from tests.null_executor import NullRank, extend_hash, generate_alone
 
@@ -89,6 +89,7 @@ class Bench:
         config: SchedulerConfig | None = None,
         enable_caching: bool = True,
         retention_interval: int | None = None,
+        resume_spare: tuple[int, ...] = RESUME_SPARE,
         rank_class: type[NullRank] = NullRank,
     ) -> None:
         self.config = SchedulerConfig(max_num_batched_tokens=16) if config is None else config
@@ -104,7 +105,8 @@ class Bench:
             retention_interval=retention_interval,
             admit_whole_prompt=self.config.admit_whole_prompt,
         )
-        self.scheduler = Scheduler(self.config, self.manager, max_model_len=max_model_len)
+        self.scheduler = Scheduler(self.config, self.manager, max_model_len=max_model_len, resume_spare=resume_spare)
+        self.max_preemptions = len(resume_spare)
         self.rank = rank_class({}, global_rank=0, vocab_size=VOCAB_SIZE, available_bytes=0)
         self.rank.initialize_from_config([plan])
         self.requests: dict[str, Request] = {}
@@ -122,7 +124,6 @@ class Bench:
         self.num_tokens_of_work += request.num_prompt_tokens + request.max_output_tokens - 1
 
     def abort(self, request_id: str) -> None:
-        request = self.requests[request_id]
         assert self.scheduler.abort_request(request_id) != (request_id in self.reasons)
         self.reasons.setdefault(request_id, FinishReason.ABORT)
 
@@ -153,7 +154,7 @@ class Bench:
         """Step until nobody is left; fails when that takes more steps than the scheduler promises."""
         while self.scheduler.has_unfinished_requests():
             self.step()
-            assert self.num_steps <= (MAX_PREEMPTIONS + 1) * self.num_tokens_of_work
+            assert self.num_steps <= (self.max_preemptions + 1) * self.num_tokens_of_work
 
     def take(self, news: EngineCoreOutputs) -> None:
         self.num_steps += 1
@@ -209,7 +210,7 @@ class Bench:
             request.status in (RequestStatus.WAITING, RequestStatus.PREEMPTED) for request in self.requests.values()
         )
         for request in self.requests.values():
-            assert request.num_preemptions <= MAX_PREEMPTIONS
+            assert request.num_preemptions <= self.max_preemptions
             if request.status is not RequestStatus.RUNNING:
                 assert not any(self.manager.block_ids(request.request_id))
 
