@@ -2,12 +2,17 @@ from __future__ import annotations
 
 import copy
 import json
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from tools.oracle_planning import answer, compare, judge, run_planning
+from octavo.errors import BlocksOverrideError, PlanError
+from tools.oracle_cases import plan_case
+from tools.oracle_planning import ERROR_KINDS, answer, compare, judge, run_planning
 
 FILE = Path(__file__).parent.parent / "data" / "oracle" / "cases.json"
 CASES: dict[str, dict[str, Any]] = {case["id"]: case for case in json.loads(FILE.read_text())["items"]}
@@ -138,3 +143,82 @@ def test_a_case_outside_the_schema_differs_and_does_not_stop_the_run(
     assert "alien: the case does not keep the schema: ValueError(\"unknown kind of layer 'alien'\")" in printed
     assert "'int3' is not a dtype of a KV cache" in printed
     assert printed.endswith("planning: agree 1, improved 0, differ 2, skipped 0\n")
+
+
+@st.composite
+def recorded_specs(draw: st.DrawFn) -> dict[str, Any]:
+    """Any entry of `specs` that the schema allows."""
+    kind = draw(
+        st.sampled_from(["full", "sliding_window", "chunked_local", "mla", "mamba", "sink_full", "rswa", "cross"])
+    )
+    spec: dict[str, Any] = {"kind": kind, "block_size": draw(st.sampled_from([16, 16, 16, 32, 64]))}
+    if kind == "mamba":
+        spec |= {"shapes": [[draw(st.integers(1, 2000))]], "dtypes": ["float32"]}
+        return spec | draw(st.sampled_from([{}, {"cache_mode": "align"}, {"num_speculative_blocks": 2}]))
+    spec |= {
+        "num_kv_heads": 1 if kind == "mla" else draw(st.sampled_from([1, 2, 4])),
+        "head_size": draw(st.sampled_from([64, 128, 192])),
+        "dtype": draw(st.sampled_from(["bfloat16", "bfloat16", "float8_e4m3"])),
+    }
+    spec |= draw(st.sampled_from([{}, {}, {"state_content_bytes": 132}, {"quant": "int4_per_token_head"}]))
+    if kind in ("sliding_window", "rswa") or (kind == "full" and draw(st.booleans())):
+        spec["window"] = draw(st.integers(1, 500))
+    if kind == "chunked_local":
+        spec["chunk"] = draw(st.integers(1, 500))
+    if kind == "sink_full":
+        spec["sink_len"] = 16
+    return spec
+
+
+@st.composite
+def cases(draw: st.DrawFn) -> dict[str, Any]:
+    """Any input that the schema allows, with budgets around what one request needs."""
+    specs = draw(st.lists(recorded_specs(), min_size=1, max_size=4))
+    layers = [[f"L{i}", index] for i, index in enumerate(draw(st.lists(st.integers(0, len(specs) - 1), max_size=14)))]
+    borders = [0, *sorted(draw(st.lists(st.integers(0, len(layers)), max_size=2))), len(layers)]
+    stages = [layers[start:stop] for start, stop in pairwise(borders)]
+    tp = draw(st.sampled_from([1, 1, 2]))
+    case: dict[str, Any] = {
+        "id": "any",
+        "specs": specs,
+        "stages": stages,
+        "tp": tp,
+        "available": [draw(st.integers(0, 2**24)) for _ in range(len(stages) * tp)],
+        "max_model_len": draw(st.integers(1, 3000)),
+        "max_in_flight_tokens": draw(st.integers(1, 600)),
+        "max_encoder_tokens": 100,
+    }
+    options = st.sampled_from(
+        [
+            {"auto_fit": True},
+            {"hybrid_off": True},
+            {"num_blocks_override": 40},
+            {"prefix_caching": False},
+            {"dcp": 2},
+            {"layout": "LHBNC"},
+            {"layout": "HND"},
+        ]
+    )
+    for chosen in draw(st.lists(options, max_size=2)):
+        case |= chosen
+    return case
+
+
+@given(cases())
+def test_no_input_of_the_schema_crashes_either_mode(case: dict[str, Any]) -> None:
+    """A case whose answer is recorded as our own agrees; without reference mode it has a plan or a named refusal."""
+    ours = answer(case)
+    if ours.get("error") != "BlocksOverrideError":
+        recorded = {key: value for key, value in ours.items() if key != "message"}
+        assert judge(case | {"out": recorded}) == ("agree", [])
+    try:
+        plan = plan_case(case, reference=False)
+    except PlanError as error:
+        assert type(error) in (*ERROR_KINDS, BlocksOverrideError)
+        return
+    # A given number of blocks is no number of bytes, and the reference reserves too little for odd attention chunks.
+    comparable = "num_blocks_override" not in case and all(spec["kind"] != "chunked_local" for spec in case["specs"])
+    if comparable and ours.get("num_blocks", 1) > 1:
+        theirs, their_request = ours["num_blocks"] - 1, sum(ours["blocks_per_request"])
+        usable, request = plan.figures.num_blocks - 1, sum(plan.figures.blocks_per_request)
+        assert plan.figures.max_model_len > ours["max_model_len"] or usable * their_request >= theirs * request
