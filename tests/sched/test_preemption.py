@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import random
+from bisect import insort
 
 import pytest
 
 from octavo.config import SchedulerConfig
 from octavo.errors import RequestError
 from octavo.request import RequestStatus
-from octavo.sched.running import RESUME_SPARE
+from octavo.sched.running import RESUME_SPARE, RunningList
 from tests.sched.harness import Bench, full, make_request, sliding
 
 
@@ -161,3 +162,11 @@ def test_a_better_request_stalls_rather_than_take_what_is_reserved() -> None:
     bench.check_results()
     assert num_stalls == 13
     assert [request.num_preemptions for request in bench.requests.values()] == [0, 0, 1]
+
+
+def test_without_protection_the_promise_is_broken(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(RunningList, "add", lambda self, entry: insort(self.entries, entry, key=lambda item: item.key))
+    monkeypatch.setattr(RunningList, "blocks_to_leave", lambda self, entry, num_computed: 0)
+    with pytest.raises(AssertionError):
+        for seed in range(12):
+            crowd(seed, "priority", (0,))
