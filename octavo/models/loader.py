@@ -17,7 +17,7 @@ from octavo.formats.source import ModelFiles
 from octavo.models.attention_interface import ATTENTION_NAME
 from octavo.models.gguf_weights import read_gguf_weights, rotary_factors
 from octavo.models.hf_adapter import LoadedModel, adapt_model
-from octavo.models.transformers_api import MetaParameters, narrow_construction, transformers_logging
+from octavo.models.transformers_api import narrow_loading, transformers_logging, without_values
 from octavo.models.zoo import find_model
 
 _DTYPE_NAMES = {torch.float32: "float32", torch.bfloat16: "bfloat16", torch.float16: "float16"}
@@ -124,7 +124,7 @@ def _build(model_class: Any, config: Any, dtype: torch.dtype, weights: dict[str,
 
 def _guarded(model_class: Any, build: Any) -> Any:
     try:
-        with narrow_construction(model_class):
+        with narrow_loading(model_class):
             return build()
     except (ModelFileError, MemoryError):
         raise
@@ -145,7 +145,7 @@ def _some(names: Iterable[str]) -> str:
 def _read_weights(files: ModelFiles, model_class: Any, config: Any, dtype: torch.dtype) -> dict[str, torch.Tensor]:
     if files.kind == "folder":
         return _read_safetensors(files.weight_paths)
-    with MetaParameters():
+    with without_values():
         names = list(_guarded(model_class, lambda: model_class(config)).state_dict())
     return read_gguf_weights(files.weight_paths, names, config, dtype)
 

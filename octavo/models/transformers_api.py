@@ -115,7 +115,7 @@ def _narrowly() -> Iterator[None]:
         sys.modules[_DYNAMO_VMAP].__dict__["TransformGetItemToIndex"] = _VmapHelper
     _answer_without_distributed()
     # `processing_utils` runs the package's own `__init__` for a module object that only image models look at.
-    utils = importlib.import_module("transformers.utils")
+    utils: Any = importlib.import_module("transformers.utils")
     run_package = utils.direct_transformers_import
     utils.direct_transformers_import = lambda *args, **kwargs: sys.modules["transformers"]
     try:
@@ -153,40 +153,30 @@ class MetaParameters(TorchFunctionMode):
 
 
 @contextmanager
-def narrow_construction(model_class: Any) -> Iterator[None]:
-    """Inside this, `model_class.from_pretrained` builds with `MetaParameters`, and initialisers skip what is meta."""
-    originals = dict(TORCH_INIT_FUNCTIONS)
+def without_values() -> Iterator[None]:
+    """Models constructed inside this have their buffers, but neither memory nor values for their parameters."""
+    with MetaParameters(), no_init_weights():
+        yield
+
+
+@contextmanager
+def narrow_loading(model_class: Any) -> Iterator[None]:
+    """Inside this, `model_class.from_pretrained` constructs `without_values` instead of on the meta device."""
     contexts = model_class.get_init_context
 
     def narrow_contexts(*args: Any, **kwargs: Any) -> list[Any]:
         made = contexts(*args, **kwargs)
-        return [MetaParameters() if isinstance(context, torch.device) else context for context in made]
+        return [without_values() if isinstance(context, torch.device) else context for context in made]
 
     try:
-        for name, original in originals.items():
-            TORCH_INIT_FUNCTIONS[name] = _unless_meta(original)
-            setattr(torch.nn.init, name, TORCH_INIT_FUNCTIONS[name])
         model_class.get_init_context = narrow_contexts
         yield
     finally:
         del model_class.get_init_context
-        TORCH_INIT_FUNCTIONS.update(originals)
-        for name, original in originals.items():
-            setattr(torch.nn.init, name, original)
-
-
-def _unless_meta(initialise: Any) -> Any:
-    def initialise_data(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
-        if tensor.is_meta:
-            return tensor
-        initialised: torch.Tensor = initialise(tensor, *args, **kwargs)
-        return initialised
-
-    return initialise_data
 
 
 with _narrowly():
-    from transformers.initialization import TORCH_INIT_FUNCTIONS
+    from transformers.initialization import no_init_weights
     from transformers.masking_utils import AttentionMaskInterface, eager_mask
     from transformers.modeling_outputs import ModelOutput
     from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS, AttentionInterface, PreTrainedModel
@@ -205,11 +195,11 @@ __all__ = [
     "MODEL_FOR_CAUSAL_LM_MAPPING_NAMES",
     "AttentionInterface",
     "AttentionMaskInterface",
-    "MetaParameters",
     "ModelOutput",
     "PreTrainedModel",
     "eager_mask",
     "model_type_to_module_name",
-    "narrow_construction",
+    "narrow_loading",
     "transformers_logging",
+    "without_values",
 ]

@@ -1,0 +1,163 @@
+"""Tiny random models of many architectures, and what each of their layers keeps."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+
+from octavo.attention.backend import AttentionBackend
+from octavo.attention.torch_reference import TorchReference
+from octavo.config import LayerConfig, ModelConfig, ModelSource
+from octavo.formats.source import ModelFiles
+from octavo.models.hf_adapter import LoadedModel
+from octavo.models.loader import load_model
+
+VOCAB_SIZE = 160
+MAX_LENGTH = 96
+WINDOW = 7
+
+COMMON: dict[str, Any] = {
+    "vocab_size": VOCAB_SIZE,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": MAX_LENGTH,
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
+MIXED = ["sliding_attention", "full_attention", "sliding_attention", "full_attention"]
+
+
+class Architecture(NamedTuple):
+    """A config without its `model_type`, and the kind (`F` full, `S` window) of each layer."""
+
+    fields: dict[str, Any]
+    kinds: str = "FFFF"
+    num_kv_heads: int = 2
+    head_size: int = 8
+
+    def model_config(self, model_type: str, **changes: Any) -> ModelConfig:
+        layer = {"num_kv_heads": self.num_kv_heads, "head_size": self.head_size} | changes
+        kinds = {
+            "F": LayerConfig(kind="full", **layer),
+            "S": LayerConfig(kind="sliding_window", window=WINDOW, **layer),
+        }
+        return ModelConfig(
+            name=model_type,
+            architecture=model_type,
+            model_type=model_type,
+            dtype="float32",
+            num_layers=len(self.kinds),
+            hidden_size=32,
+            num_heads=4,
+            vocab_size=VOCAB_SIZE,
+            max_position=MAX_LENGTH,
+            layers=tuple(kinds[kind] for kind in self.kinds),
+        )
+
+
+GPT2_FIELDS: dict[str, Any] = {
+    "vocab_size": VOCAB_SIZE,
+    "n_embd": 32,
+    "n_layer": 4,
+    "n_head": 4,
+    "n_positions": MAX_LENGTH,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
+
+ARCHITECTURES: dict[str, Architecture] = {
+    "llama": Architecture(COMMON | {"tie_word_embeddings": True}),
+    "gemma3_text": Architecture(COMMON | {"head_dim": 8, "sliding_window": WINDOW, "layer_types": MIXED}, "SFSF"),
+    "gpt_oss": Architecture(
+        COMMON | {"head_dim": 8, "sliding_window": WINDOW, "layer_types": MIXED, "num_local_experts": 4},
+        "SFSF",
+    ),
+    "mistral": Architecture(COMMON | {"sliding_window": WINDOW}, "SSSS"),
+    "mistral-without-window": Architecture(COMMON | {"sliding_window": None}),
+    "mixtral": Architecture(COMMON | {"sliding_window": None, "num_local_experts": 4}),
+    "qwen2": Architecture(COMMON | {"use_sliding_window": False, "sliding_window": WINDOW}),
+    "qwen2-windowed-above": Architecture(
+        COMMON | {"use_sliding_window": True, "sliding_window": WINDOW, "max_window_layers": 2}, "FFSS"
+    ),
+    "qwen3": Architecture(COMMON | {"head_dim": 16}, head_size=16),
+    "qwen3_moe": Architecture(
+        COMMON | {"head_dim": 8, "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16}
+    ),
+    "gemma": Architecture(COMMON | {"head_dim": 8}),
+    "gemma2": Architecture(
+        COMMON | {"head_dim": 8, "sliding_window": WINDOW, "layer_types": MIXED, "attn_logit_softcapping": 3.0}, "SFSF"
+    ),
+    "phi3": Architecture(COMMON | {"sliding_window": None}),
+    "phi": Architecture(COMMON),
+    "olmo2": Architecture(COMMON),
+    "olmo3": Architecture(COMMON | {"sliding_window": WINDOW, "layer_types": MIXED}, "SFSF"),
+    "olmoe": Architecture(COMMON | {"num_experts": 4, "num_experts_per_tok": 2}),
+    "cohere2": Architecture(COMMON | {"sliding_window": WINDOW, "layer_types": MIXED}, "SFSF"),
+    "smollm3": Architecture(COMMON | {"no_rope_layers": [1, 0, 1, 0]}),
+    "granite": Architecture(COMMON | {"logits_scaling": 3.0, "attention_multiplier": 0.2}),
+    "starcoder2": Architecture(COMMON | {"sliding_window": WINDOW}, "SSSS"),
+    "stablelm": Architecture(COMMON),
+    "glm4": Architecture(COMMON | {"head_dim": 8}),
+    "nemotron": Architecture(COMMON),
+    "exaone4": Architecture(COMMON | {"sliding_window": WINDOW, "layer_types": MIXED}, "SFSF"),
+    "opt": Architecture(COMMON | {"ffn_dim": 48, "word_embed_proj_dim": 32}, num_kv_heads=4),
+    "gpt_neox": Architecture(COMMON, num_kv_heads=4),
+    "gpt2": Architecture(GPT2_FIELDS, num_kv_heads=4),
+    "gpt2-scaled-by-layer": Architecture(GPT2_FIELDS | {"scale_attn_by_inverse_layer_idx": True}, num_kv_heads=4),
+}
+"""Model types, some with a suffix after `-` for a variant."""
+
+
+def save_model(name: str, folder: Path, *, spread: float = 0.15) -> torch.nn.Module:
+    """Save a random float32 model in `folder` and return it. Every vector is random too: unit norms hide mistakes."""
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    config = AutoConfig.for_model(name.partition("-")[0], **ARCHITECTURES[name].fields)
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32, attn_implementation="eager").eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.dim() >= 2:
+                parameter.normal_(0.0, spread)
+            else:
+                parameter.add_(torch.randn_like(parameter) * 0.1)
+    model.save_pretrained(folder)
+    return model
+
+
+def folder_files(folder: Path) -> ModelFiles:
+    weights = tuple(sorted(folder.glob("*.safetensors")))
+    return ModelFiles(
+        kind="folder", path=folder, config_path=folder / "config.json", weight_paths=weights, name=folder.name
+    )
+
+
+def load_folder(
+    folder: Path,
+    model_config: ModelConfig,
+    *,
+    source: ModelSource | None = None,
+    backend: AttentionBackend | None = None,
+    dtype: torch.dtype = torch.float32,
+) -> LoadedModel:
+    return load_model(
+        source or ModelSource(model=str(folder)),
+        folder_files(folder),
+        model_config,
+        device=torch.device("cpu"),
+        dtype=dtype,
+        backend=backend or TorchReference(),
+        block_size=4,
+        kv_cache_dtype="auto",
+    )
+
+
+def random_prompts(lengths: tuple[int, ...], *, seed: int = 3) -> list[list[int]]:
+    generator = torch.Generator().manual_seed(seed)
+    return [torch.randint(3, VOCAB_SIZE, (length,), generator=generator).tolist() for length in lengths]
