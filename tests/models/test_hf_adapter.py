@@ -68,9 +68,9 @@ def test_what_the_config_gets_wrong_is_refused_by_name(tmp_path: Path) -> None:
         load_folder(tmp_path, architecture.model_config("gemma3_text", num_kv_heads=4))
     with pytest.raises(UnsupportedModelError, match="its head size: the config says 16"):
         load_folder(tmp_path, architecture.model_config("gemma3_text", head_size=16))
-    with pytest.raises(UnsupportedModelError, match="Layer 1 disagrees .* a sliding window of 7 tokens, but .* full"):
+    with pytest.raises(UnsupportedModelError, match=r"Layer 1 disagrees .* a sliding window of 7 tokens, but .* full"):
         load_folder(tmp_path, architecture._replace(kinds="SSSF").model_config("gemma3_text"))
-    with pytest.raises(UnsupportedModelError, match="Layer 2 disagrees .* full attention, but .* window of 7 tokens"):
+    with pytest.raises(UnsupportedModelError, match=r"Layer 2 disagrees .* full attention, but .* window of 7 tokens"):
         load_folder(tmp_path, architecture._replace(kinds="SFFF").model_config("gemma3_text"))
     with pytest.raises(UnsupportedModelError, match="the config has 3 layers"):
         load_folder(tmp_path, architecture._replace(kinds="SFS").model_config("gemma3_text"))
@@ -78,7 +78,7 @@ def test_what_the_config_gets_wrong_is_refused_by_name(tmp_path: Path) -> None:
 
 def test_a_layer_that_does_not_call_is_refused(tmp_path: Path) -> None:
     save_model("llama", tmp_path)
-    with pytest.raises(UnsupportedModelError, match="Layer 4 of llama never calls transformers' attention interface"):
+    with pytest.raises(UnsupportedModelError, match=r"Layer 4 of llama never calls transformers' attention interface"):
         load_folder(tmp_path, ARCHITECTURES["llama"]._replace(kinds="FFFFF").model_config("llama"))
 
 
@@ -88,7 +88,7 @@ def test_a_layer_without_a_cache_that_calls_is_refused(tmp_path: Path) -> None:
     save_model("llama", tmp_path)
     config = ARCHITECTURES["llama"].model_config("llama")
     layers = (*config.layers[:3], LayerConfig(kind="none"))
-    with pytest.raises(UnsupportedModelError, match="Layer 3 of llama calls .* a layer of kind 'none'"):
+    with pytest.raises(UnsupportedModelError, match=r"Layer 3 of llama calls .* a layer of kind 'none'"):
         load_folder(tmp_path, msgspec.structs.replace(config, layers=layers))
 
 
