@@ -203,17 +203,17 @@ def count_before(row: Array, token: int) -> int:
 
 @compiled
 def gather_at_least(row: Array, maxima: Array, bound: float, values: Array, ids: Array) -> int:
-    """Write the tokens of value `bound` or more into `values` and `ids`, in order of id; how many they are."""
-    count = 0
+    """Write the tokens of value `bound` (as float32) or more into `values` and `ids`, in order of id; how many."""
+    count, least = 0, np.float32(bound)
     for block in range(maxima.shape[0]):
-        if maxima[block] >= bound:
+        if maxima[block] >= least:
             start = block * BLOCK
             chunk = row[start : start + BLOCK]
             for i in range(chunk.shape[0]):
                 # Writing always and counting sometimes: no branch to mispredict. There is room for every token.
                 values[count] = chunk[i]
                 ids[count] = start + i
-                count += chunk[i] >= bound
+                count += chunk[i] >= least
     return count
 
 
@@ -250,16 +250,18 @@ def _partition(values: Array, ids: Array, low: int, high: int) -> int:
 def select_head(values: Array, ids: Array, count: int, target: float, peak: float, inverse_temperature: float) -> int:
     """Reorder the first `count` entries so that the shortest head of the order with weight `target` lies in front.
 
-    The weight of a token is exp((value - peak) * inverse_temperature): 1 when `inverse_temperature` is 0, which makes
-    `target` a number of tokens. Returns the index of the head's last member; the last entry when all weigh too little.
-    Expected time is linear (quickselect on weights).
+    The weight of a token is exp((value - peak) * inverse_temperature), or 1 when `inverse_temperature` is 0, which
+    makes `target` a number of tokens. Returns the index of the head's last member; the last entry when all weigh too
+    little. Expected time is linear (quickselect on weights).
     """
     top, factor = np.float32(peak), np.float32(inverse_temperature)
     low, high, weight = 0, count, 0.0
     while high - low > 1:
         place = _partition(values, ids, low, high)
-        left = sum_exp(values[low:place], peak, inverse_temperature)
-        own = exp32((values[place] - top) * factor)
+        left, own = float(place - low), 1.0
+        if inverse_temperature > 0.0:
+            left = sum_exp(values[low:place], peak, inverse_temperature)
+            own = float(exp32((values[place] - top) * factor))
         if weight + left >= target and place > low:
             high = place
         elif weight + left + own >= target:

@@ -156,14 +156,9 @@ def _source_digest() -> str:
     return digest.hexdigest()
 
 
-def _entry(run: Callable[[Any, int], None], source: str) -> int:
-    """The address of a C function that runs `run` on the job it is given. Numba keys what it keeps on disk by the
-    values the function closes over, `source` among them."""
-
-    def enter(pointer: Any) -> None:
-        if source:
-            run(carray(pointer, 1)[0], address_of(pointer))
-
+def _address(enter: Callable[[Any], None]) -> int:
+    """The address of `enter` as a C function of a job's address. Numba keys what it keeps on disk by the code of
+    `enter` and the values it closes over: a digest of sources, and nothing that differs from process to process."""
     signature = types.void(_POINTER)
     try:
         compiled = numba.cfunc(signature, cache=True)(enter)
@@ -171,8 +166,8 @@ def _entry(run: Callable[[Any, int], None], source: str) -> int:
         if "cannot cache function" not in str(error):
             raise
         compiled = numba.cfunc(signature)(enter)
-    address: int = compiled.address
     _kept.append(compiled)
+    address: int = compiled.address
     return address
 
 
@@ -183,19 +178,37 @@ _kept: list[Any] = []
 @cache
 def argmax_entry() -> int:
     """The job that writes the first greatest element of each row into `tokens`; -1 where an element is NaN."""
-    return _entry(_run_argmax, _source_digest())
+    source = _source_digest()
+
+    def enter(pointer: Any) -> None:
+        if source:
+            _run_argmax(carray(pointer, 1)[0], address_of(pointer))
+
+    return _address(enter)
 
 
 @cache
 def sample_entry() -> int:
     """The job that chooses a token for each row; -1 where a logit is NaN."""
-    return _entry(_run_sample, _source_digest())
+    source = _source_digest()
+
+    def enter(pointer: Any) -> None:
+        if source:
+            _run_sample(carray(pointer, 1)[0], address_of(pointer))
+
+    return _address(enter)
 
 
 @cache
 def describe_entry() -> int:
     """The job that writes log probabilities and ranks of each row; rank -1 where a logit is NaN."""
-    return _entry(_run_describe, _source_digest())
+    source = _source_digest()
+
+    def enter(pointer: Any) -> None:
+        if source:
+            _run_describe(carray(pointer, 1)[0], address_of(pointer))
+
+    return _address(enter)
 
 
 class Job:
