@@ -41,7 +41,7 @@ class InprocExecutor(Executor):
             for method in ("init_worker", "init_device", "load_model"):
                 self.collective_rpc(method)
         except BaseException:
-            self._workers = []
+            self.shutdown()
             raise
 
     def collective_rpc(self, method: str, args: Sequence[Any] = (), *, timeout_s: float | None = None) -> list[Any]:
