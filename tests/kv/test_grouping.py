@@ -190,7 +190,8 @@ def test_without_windows_keeps_what_layers_compute() -> None:
     promoted = without_windows({"f": msgspec.structs.replace(FULL, block_size=32), "w": WINDOW, "c": CHUNKED})
     assert promoted["w"] == msgspec.structs.replace(FULL, block_size=32, compute_window=32)
     assert promoted["c"] == msgspec.structs.replace(FULL, block_size=32, compute_chunk=32)
-    two_sizes = {"f": FULL, "g": msgspec.structs.replace(FULL, block_size=32), "w": WINDOW}
+    longer = [msgspec.structs.replace(FULL, block_size=size) for size in (32, 64)]
+    two_sizes = {"f": longer[0], "g": longer[1], "w": WINDOW}
     assert without_windows(two_sizes)["w"].block_size == WINDOW.block_size
     assert without_windows({"w": WINDOW, "c": CHUNKED}) == {"w": WINDOW, "c": CHUNKED}
     padded = msgspec.structs.replace(WINDOW, page_size_padded=9000)

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from typing import Any
 
 import msgspec
@@ -142,6 +143,27 @@ def test_grouping_by_the_heuristic_may_pad() -> None:
     assert [len(group.layer_names) for group in thrifty.groups] == [10] * 5
     used, asked = (plan.figures.ranks[0].one_request_bytes for plan in (thrifty, wide))
     assert used < asked
+
+
+def pipeline(text: str, *cuts: int) -> list[dict[str, LayerSpec]]:
+    """One layer for each letter, f or w, cut into stages."""
+    kinds = {"f": FULL, "w": WINDOW}
+    borders = [0, *cuts, len(text)]
+    return [{str(i): kinds[text[i]] for i in range(start, stop)} for start, stop in pairwise(borders)]
+
+
+def test_in_a_pipeline_narrow_groups_may_hold_less() -> None:
+    """By ones there are most blocks, but a request needs a block of every group on every stage."""
+    plan = plan_kv_cache(pipeline("fwfff", 4), [400 * 8192] * 2, options(300))
+    assert [len(group.layer_names) for group in plan.groups] == [4, 1]
+    assert plan.figures.num_blocks == 133
+
+
+def test_of_groupings_that_hold_the_same_the_one_with_fewest_groups_is_taken() -> None:
+    ranks = pipeline("wwfwfw", 1)
+    plan = plan_kv_cache(ranks, [81 * 8192] * 2, options(16))
+    assert len(plan.groups) == 2
+    assert usable_per_request(plan) == (26, 2)
 
 
 def test_reference_sets_all_three_choices() -> None:
@@ -430,6 +452,14 @@ def test_an_override_is_taken_literally() -> None:
     plan = plan_kv_cache([SEED], [MIB], options(256, num_blocks_override=24))
     assert plan.configs[0].num_blocks == 24
     assert plan.figures.ranks[0].unused_bytes == 40 * 16384
+
+
+def test_an_override_does_not_change_the_grouping() -> None:
+    layers: dict[str, LayerSpec] = {f"f{i}": FULL for i in range(4)} | {f"w{i}": WINDOW for i in range(6)}
+    free = plan_kv_cache([layers], [4 * MIB], options(256))
+    given_ = plan_kv_cache([layers], [4 * MIB], options(256, num_blocks_override=90))
+    assert [group.layer_names for group in given_.groups] == [group.layer_names for group in free.groups]
+    assert len(free.groups) == 5
 
 
 def test_an_override_above_the_budget_is_refused_in_every_mode() -> None:
