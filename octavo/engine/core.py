@@ -163,7 +163,14 @@ class EngineCore:
             outputs = self._scheduler.fail_step(step, _failure_message(step.step, error))
             if not isinstance(error, Exception):
                 raise
-            logger.exception("Step %d failed; its %d requests end", step.step, len(outputs.outputs))
+            is_plain = isinstance(error, OctavoError) and error.__cause__ is None
+            logger.error(
+                "Step %d failed, and its %d requests end: %s",
+                step.step,
+                len(outputs.outputs),
+                error,
+                exc_info=None if is_plain else error,
+            )
             return outputs
 
     def reset_prefix_cache(self) -> bool:

@@ -17,7 +17,6 @@ from octavo.errors import (
     ConfigError,
     ExecutorError,
     ModelFileError,
-    OctavoError,
     RequestError,
 )
 from octavo.formats.kv_specs import kv_cache_specs
@@ -25,6 +24,7 @@ from octavo.formats.model_config import load_model_config
 from octavo.formats.source import locate
 from octavo.messages import EngineCoreOutput, EngineCoreRequest, SchedulerOutput, StageReport
 from octavo.request import FinishReason, SamplingParams
+from octavo.worker.model_runner import ModelRunner
 from tests.null_executor import NullExecutor, generate_alone
 from tests.parity.tiny import HYBRID
 
@@ -172,6 +172,29 @@ def test_a_budget_too_small_for_the_length_says_what_would_do(folder: Path) -> N
         Engine(folder, available_bytes=60_000, max_model_len=length + 1)
 
 
+@pytest.mark.parametrize("chunk", [None, 1, 5, 8, 13])
+@pytest.mark.parametrize("admit_whole_prompt", [True, False])
+def test_the_smallest_budget_serves_the_longest_request(
+    folder: Path, chunk: int | None, admit_whole_prompt: bool
+) -> None:
+    """What the planner reserves for a request of full length is what the cache manager needs for it."""
+    scheduler = {"max_chunk_tokens": chunk, "admit_whole_prompt": admit_whole_prompt}
+    with pytest.raises(CacheTooSmallError) as caught:
+        Engine(folder, available_bytes=10_000, scheduler=scheduler)
+    budget = next(
+        int(word) for word in caught.value.remedy.replace(".", "").split() if word.isdigit() and int(word) > 256
+    )
+    with pytest.raises(CacheTooSmallError):
+        Engine(folder, available_bytes=budget - 1, scheduler=scheduler)
+    engine = Engine(folder, available_bytes=budget, scheduler=scheduler)
+    prompt = [3 + place * place % 300 for place in range(180)]
+    engine.add("a", prompt, max_tokens=76)
+    engine.add("b", prompt[:100], max_tokens=76)
+    engine.run()
+    assert engine.tokens("a") == alone(prompt, 76)
+    assert engine.tokens("b") == alone(prompt[:100], 76)
+
+
 def test_a_chunk_cap_reaches_the_plan(folder: Path) -> None:
     engine = Engine(folder, scheduler={"max_chunk_tokens": 8})
     assert engine.core.plan.configs[0].max_chunk_tokens == 8
@@ -304,7 +327,8 @@ def test_a_failing_step_ends_its_requests_and_nobody_else(
         assert engine.news[name][-1].finish_reason is FinishReason.ERROR
         assert engine.news[name][-1].error == message
     assert engine.core.stats().num_used_blocks == 0
-    assert error in [record.exc_info[1] for record in caplog.records if record.exc_info]
+    assert str(error) in caplog.text
+    assert ("Traceback" in caplog.text) is isinstance(error, ZeroDivisionError)
     engine.add("a", prompt, max_tokens=6)
     engine.run()
     assert engine.tokens("waits") == alone(prompt, 6)
@@ -343,5 +367,59 @@ def test_an_executor_that_is_gone_ends_every_request(folder: Path) -> None:
     assert all(engine.news[name][-1].finish_reason is FinishReason.ERROR for name in "abc")
 
 
-def test_errors_are_octavos_own() -> None:
-    assert issubclass(RequestError, OctavoError)
+@pytest.mark.slow
+def test_a_real_rank_goes_on_after_a_failing_step(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Random weights, real memory: a step that left garbage behind spoils nothing that is generated later."""
+    monkeypatch.setenv("OCTAVO_ATTENTION_BACKEND", "torch_reference")
+    stages: list[StageReport] = []
+    core = EngineCore(
+        EngineConfig(
+            model=ModelSource(model=str(folder), load_format="dummy", dtype="float32"),
+            cache=CacheConfig(block_size=BLOCK_SIZE, kv_memory_bytes=1 << 20),
+            scheduler=SchedulerConfig(max_num_batched_tokens=32),
+        ),
+        on_stage=stages.append,
+    )
+    assert [stage.name for stage in stages if stage.rank is None][-1] == "build_scheduler"
+    assert {"init_device", "load_model", "bind_kv_cache"} <= {stage.name for stage in stages if stage.rank == 0}
+
+    def generate(name: str) -> EngineCoreOutput | list[int]:
+        core.add_request(
+            EngineCoreRequest(
+                request_id=name,
+                prompt_token_ids=[3 + 7 * place % 300 for place in range(60)],
+                sampling=SamplingParams(temperature=0, max_tokens=6),
+            )
+        )
+        tokens: list[int] = []
+        while core.has_unfinished_requests():
+            for output in core.step().outputs:
+                tokens += output.new_token_ids
+                if output.error is not None:
+                    return output
+        return tokens
+
+    expected = generate("a")
+    assert core.reset_prefix_cache()
+    forward, calls = ModelRunner._forward, []
+
+    def fail_in_the_second_step(self: ModelRunner, inputs: Any) -> Any:
+        calls.append(inputs)
+        hidden = forward(self, inputs)
+        if len(calls) == 2:
+            for group in self.groups:
+                slots = group.metadata.slot_mapping
+                for view in self.kv_caches.values():
+                    view.key[slots // BLOCK_SIZE, slots % BLOCK_SIZE] = float("nan")
+            raise RuntimeError("planted")
+        return hidden
+
+    with monkeypatch.context() as patch:
+        patch.setattr(ModelRunner, "_forward", fail_in_the_second_step)
+        failed = generate("b")
+    assert isinstance(failed, EngineCoreOutput)
+    assert failed.error == "Rank 0 failed in execute_model: RuntimeError: planted"
+    assert core.stats().num_used_blocks == 0
+    assert generate("b") == expected
+    assert core.stats().prefix_hit_tokens == 32, "what the first step wrote is as good as ever"
+    core.shutdown()
