@@ -10,6 +10,7 @@ from typing import Any
 
 from octavo.cache.kv_cache_manager import KVCacheManager
 from octavo.cache.request_blocks import ComputedBlocks
+from octavo.errors import InvariantError
 from octavo.kv.specs import (
     ChunkedLocalSpec,
     FullAttentionSpec,
@@ -154,7 +155,11 @@ class Replay:
         for place, event in enumerate(self.trace["events"]):
             where = f"event {place} {event['op']} {event.get('id', '')}".rstrip()
             stored, evicted = self._entries()
-            getattr(self, "_" + event["op"])(where, event)
+            try:
+                getattr(self, "_" + event["op"])(where, event)
+            except (InvariantError, KeyError) as error:
+                self.differences.append(f"{where}: Octavo cannot follow any further: {error!r}")
+                return self.differences
             counts = self.manager.counts()
             self._same(f"{where}: free", event["free"], counts.free + counts.cached)
             self._same(f"{where}: stored", event["stored"], self._entries()[0] - stored)
@@ -190,24 +195,33 @@ class Replay:
         computed = self.manager.get_computed_blocks(request)
         self._same(f"{where}: hit", event["hit"], computed.num_tokens)
         self._same(f"{where}: junction", event.get("junction", 0), computed.junction)
-        blocks = self.manager.allocate_slots(request, event["scheduled"], computed)
+        num_new = self._scheduled(where, event, request, computed.num_tokens)
+        blocks = self.manager.allocate_slots(request, num_new, computed)
         self._same(f"{where}: ok", event["ok"], blocks is not None)
         if blocks is not None:
-            request.num_computed_tokens = computed.num_tokens + event["scheduled"]
+            request.num_computed_tokens = computed.num_tokens + num_new
             new = [table[len(hit) :] for table, hit in zip(blocks, computed.block_ids, strict=True)]
             self.partial.admitted(request, computed.num_tokens)
             self.partial.allocated(request, new, blocks)
             self._same_blocks(where, event.get("blocks", []), blocks)
         return blocks is not None
 
+    def _scheduled(self, where: str, event: Event, request: Request, num_computed: int) -> int:
+        """Tokens to place now: all that are known and not computed, or the first `chunk` of them."""
+        missing = request.num_tokens - num_computed
+        num_new = min(missing, self.trace["chunk"] or missing)
+        self._same(f"{where}: scheduled", event["scheduled"], num_new)
+        return num_new
+
     def _step(self, where: str, event: Event) -> None:
         request = self.requests[event["id"]]
         for token in event.get("append", ()):
             request.append_token(token)
-        blocks = self.manager.allocate_slots(request, event["scheduled"])
+        num_new = self._scheduled(where, event, request, request.num_computed_tokens)
+        blocks = self.manager.allocate_slots(request, num_new)
         self._same(f"{where}: ok", event["ok"], blocks is not None)
         if blocks is not None:
-            request.num_computed_tokens += event["scheduled"]
+            request.num_computed_tokens += num_new
             self.partial.allocated(request, blocks, self.manager.block_ids(event["id"]))
         self._same_blocks(where, event["blocks"], self.manager.block_ids(event["id"]))
 

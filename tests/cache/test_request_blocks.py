@@ -1,0 +1,27 @@
+from __future__ import annotations
+
+import pytest
+
+from octavo.cache.request_blocks import BlockCounts, ComputedBlocks, RequestBlocks
+
+
+def test_what_passes_the_door_cannot_be_changed() -> None:
+    for struct, name in (
+        (BlockCounts(free=1, cached=2, used=3), "free"),
+        (ComputedBlocks(num_tokens=4, block_ids=([1],)), "num_tokens"),
+    ):
+        with pytest.raises(AttributeError):
+            setattr(struct, name, 9)
+
+
+def test_two_requests_share_no_list() -> None:
+    first, second = (RequestBlocks(tables=[[]], num_dropped=[0], num_cached_tokens=0, tip=0) for _ in range(2))
+    first.nodes.append(1)
+    first.contents.append(b"x")
+    assert (second.nodes, second.contents) == ([], [])
+
+
+def test_a_misspelt_field_is_refused() -> None:
+    held = RequestBlocks(tables=[[]], num_dropped=[0], num_cached_tokens=0, tip=0)
+    with pytest.raises(AttributeError):
+        held.num_cached = 3  # type: ignore[attr-defined]
