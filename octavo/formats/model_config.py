@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Any
 
 import msgspec
@@ -47,13 +48,27 @@ def load_model_config(files: ModelFiles) -> ModelConfig:
     Raises `ModelFileError` for a damaged file and `UnsupportedModelError`, naming the field, for a layer whose cache
     cannot be told from the config.
     """
-    return model_config_from_hf(read_hf_config(files), name=files.name, weight_bytes=stored_weight_bytes(files))
+    weights = _stored_weights(files)
+    return model_config_from_hf(
+        read_hf_config(files),
+        name=files.name,
+        weight_bytes=sum(weights.values()) if files.weight_paths else None,
+        dtype=_FLOAT_DTYPES.get(max(weights, key=lambda kind: weights[kind], default="")),
+    )
 
 
-def stored_weight_bytes(files: ModelFiles) -> int | None:
-    """Bytes of all tensors as stored; None when the folder holds no weights."""
-    if not files.weight_paths:
-        return None
-    if files.kind == "gguf":
-        return sum(GGUFFile(path).tensor_bytes for path in files.weight_paths)
-    return sum(info.num_bytes for path in files.weight_paths for info in read_safetensors_header(path).values())
+_FLOAT_DTYPES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
+"""safetensors' names of dtypes that a model may be computed in."""
+
+
+def _stored_weights(files: ModelFiles) -> Counter[str]:
+    """Bytes of the stored weights by type, from the files' headers."""
+    num_bytes: Counter[str] = Counter()
+    for path in files.weight_paths:
+        if files.kind == "gguf":
+            for info in GGUFFile(path).tensors.values():
+                num_bytes[info.type] += info.num_bytes
+        else:
+            for tensor in read_safetensors_header(path).values():
+                num_bytes[tensor.dtype] += tensor.num_bytes
+    return num_bytes
