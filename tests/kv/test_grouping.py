@@ -125,6 +125,7 @@ def stage_bytes(fold: Fold, stages: Sequence[Mapping[str, LayerSpec]]) -> list[i
     return result
 
 
+@pytest.mark.slow
 @given(models(), st.booleans())
 def test_a_block_costs_the_widest_group_of_each_stage(ranks: list[dict[str, LayerSpec]], reference: bool) -> None:
     layers = {name: spec for specs in ranks for name, spec in specs.items()}

@@ -115,6 +115,7 @@ def test_never_fewer_tokens_than_the_reference(index: int) -> None:
         assert held(ours) >= held(theirs)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("index", PLAIN, ids=[CASES[index]["id"] for index in PLAIN])
 def test_as_many_tokens_as_predicted(index: int) -> None:
     ours = outcome(index, reference=False)

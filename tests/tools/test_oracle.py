@@ -15,6 +15,7 @@ def test_without_files_both_parts_run_and_nothing_differs(capsys: pytest.Capture
     assert traces.startswith("traces: agree 31, improved 0, differ 0")
 
 
+@pytest.mark.slow
 def test_a_file_alone_runs_its_part_alone(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--cases", str(DATA / "cases.json")]) == 0
     assert capsys.readouterr().out.startswith("planning: ")

@@ -204,6 +204,7 @@ def cases(draw: st.DrawFn) -> dict[str, Any]:
     return case
 
 
+@pytest.mark.slow
 @given(cases())
 def test_no_input_of_the_schema_crashes_either_mode(case: dict[str, Any]) -> None:
     """A case whose answer is recorded as our own agrees; without reference mode it has a plan or a named refusal."""
