@@ -127,7 +127,7 @@ class PrefixCache:
     def release(self, node: int) -> None:
         """End a hold. Nodes that nothing keeps any more are forgotten, the longest prefix first."""
         self._holders[node] -= 1
-        self._forget(node)
+        self._forget((node,))
 
     def store(self, blocks: Sequence[int], nodes: Sequence[int], group: int) -> None:
         """Let each of `blocks` be found under the node at the same place, in `group`."""
@@ -160,12 +160,10 @@ class PrefixCache:
         """The pool lost these keys: forget the nodes that only they kept."""
         self.generation += 1
         num_groups, holders = self.num_groups, self._holders
-        for key in keys:
-            node = key // num_groups
-            left = holders[node] - 1
-            holders[node] = left
-            if not left:
-                self._forget(node)
+        nodes = keys if num_groups == 1 else [key // num_groups for key in keys]
+        for node in nodes:
+            holders[node] -= 1
+        self._forget(nodes)
 
     def check_integrity(self, held: Iterable[int]) -> None:
         """Raise `InvariantError` unless holders, nodes and index agree, where requests hold the nodes `held`."""
@@ -212,15 +210,17 @@ class PrefixCache:
         holders[parent] += 1
         return nodes
 
-    def _forget(self, node: int) -> None:
-        """Forget `node` if it has no holder, then every shorter prefix that only it kept."""
+    def _forget(self, nodes: Iterable[int]) -> None:
+        """Forget each of `nodes` that has no holder, then every shorter prefix that only it kept."""
         holders, identity_of, known, unused = self._holders, self._identity, self._nodes, self._unused
-        while not holders[node]:
-            identity = identity_of[node]
-            if identity is None:
-                raise InvariantError(f"node {node} was forgotten twice")
-            del known[identity]
-            identity_of[node] = None
-            unused.append(node)
-            node = identity[0]
-            holders[node] -= 1
+        for first in nodes:
+            node = first
+            while not holders[node]:
+                identity = identity_of[node]
+                if identity is None:  # Forgotten just now, as a prefix of an earlier one of `nodes`.
+                    break
+                del known[identity]
+                identity_of[node] = None
+                unused.append(node)
+                node = identity[0]
+                holders[node] -= 1
