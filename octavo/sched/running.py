@@ -9,10 +9,11 @@ from operator import attrgetter
 from octavo.cache.kv_cache_manager import KVCacheManager
 from octavo.sched.queue import Entry
 
-RESUME_SPARE = (0, 1, 4, 16)
+ADMISSION_SPARE = (1, 4, 16, 64)
 """Blocks, per group and running request, that admitting a request preempted k times must leave free.
 
-A request that was preempted as often as there are entries is protected when it runs again.
+So the others can grow for a while before anybody loses blocks again. A request that was preempted as often as there
+are entries is protected when it runs again.
 """
 
 
@@ -23,12 +24,12 @@ class RunningList:
     Never: takes or frees blocks.
     """
 
-    def __init__(self, manager: KVCacheManager, resume_spare: tuple[int, ...]) -> None:
+    def __init__(self, manager: KVCacheManager, admission_spare: tuple[int, ...]) -> None:
         self.entries: list[Entry] = []
         """Best first. Changed through the methods only."""
         self.protected: Entry | None = None
-        self.max_preemptions = len(resume_spare)
-        self._resume_spare = resume_spare
+        self.max_preemptions = len(admission_spare)
+        self._admission_spare = admission_spare
         self._manager = manager
         self._num_groups = len(manager.managers)
 
@@ -75,4 +76,4 @@ class RunningList:
             return 0
         if num_preemptions >= self.max_preemptions:
             return self._manager.max_growth(num_computed, entry.longest)
-        return self.reserved_blocks() + self._resume_spare[num_preemptions] * len(self.entries) * self._num_groups
+        return self.reserved_blocks() + self._admission_spare[num_preemptions] * len(self.entries) * self._num_groups

@@ -15,14 +15,14 @@ Why every request ends (given that it was admitted by `check_request`, so it fit
 
   - Preempted requests are worse than the one that needed their blocks. So while nobody is protected (below), the best
     running request gets tokens in every step.
-  - A request is preempted at most `len(resume_spare)` times. After k times it comes back only when that leaves
-    `resume_spare[k]` blocks per group and running request; after the last time it is **protected**: it comes back only
-    when the pool holds all that it may still take, and the others leave that untouched until it ends.
+  - A request is preempted at most `len(admission_spare)` times. After k times (a new one: 0) it is admitted only when
+    that leaves `admission_spare[k]` blocks per group and running request; after the last time it is **protected**: it
+    comes back only when the pool holds all that it may still take, and the others leave that untouched until it ends.
     At most one request is protected. It never lacks blocks, so it gets tokens in every step in which all better ones
     stall.
 
 So every step gives at least one token to somebody, and n requests that need t tokens in all end within
-`(len(resume_spare) + 1) * t` steps, whatever comes before whom.
+`(len(admission_spare) + 1) * t` steps, whatever comes before whom.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ from octavo.request import FinishReason, Request, RequestStatus
 from octavo.sched.admission import check_request, step_limit
 from octavo.sched.outcome import find_finish, news_of
 from octavo.sched.queue import POLICIES, Entry, RequestQueue
-from octavo.sched.running import RESUME_SPARE, RunningList
+from octavo.sched.running import ADMISSION_SPARE, RunningList
 
 
 class Scheduler:
@@ -61,7 +61,7 @@ class Scheduler:
         manager: KVCacheManager,
         *,
         max_model_len: int,
-        resume_spare: tuple[int, ...] = RESUME_SPARE,
+        admission_spare: tuple[int, ...] = ADMISSION_SPARE,
     ) -> None:
         self.config = config
         self.manager = manager
@@ -70,7 +70,7 @@ class Scheduler:
         self._class_of = POLICIES[config.policy]
         self._entries: dict[str, Entry] = {}
         self._waiting = RequestQueue()
-        self._running = RunningList(manager, resume_spare)
+        self._running = RunningList(manager, admission_spare)
         self._forget: list[str] = []
         """Requests that the ranks hold and must drop before the next step."""
         self._under_way: SchedulerOutput | None = None

@@ -23,7 +23,7 @@ from octavo.config import SchedulerConfig
 from octavo.errors import RequestError
 from octavo.kv.specs import LayerSpec
 from octavo.request import SamplingParams
-from octavo.sched.running import RESUME_SPARE
+from octavo.sched.running import ADMISSION_SPARE
 from tests.sched.harness import VOCAB_SIZE, Bench, chunked, full, make_request, sliding
 
 MAX_MODEL_LEN = 40
@@ -57,7 +57,7 @@ def benches(draw: st.DrawFn) -> Bench:
         config=config,
         enable_caching=draw(st.booleans()),
         retention_interval=draw(st.sampled_from([None, 0])),
-        resume_spare=draw(st.sampled_from([RESUME_SPARE, (0, 0), (0,)])),
+        admission_spare=draw(st.sampled_from([ADMISSION_SPARE, (0, 0, 0, 0), (0,)])),
     )
 
 

@@ -18,7 +18,7 @@ from octavo.kv.specs import (
 from octavo.messages import EngineCoreOutputs, NewRequestData, SchedulerOutput
 from octavo.request import FinishReason, Request, RequestStatus, SamplingParams
 from octavo.sched.admission import step_limit
-from octavo.sched.running import RESUME_SPARE
+from octavo.sched.running import ADMISSION_SPARE
 from octavo.sched.scheduler import Scheduler
 from tests.null_executor import NullRank, extend_hash, generate_alone
 
@@ -89,7 +89,7 @@ class Bench:
         config: SchedulerConfig | None = None,
         enable_caching: bool = True,
         retention_interval: int | None = None,
-        resume_spare: tuple[int, ...] = RESUME_SPARE,
+        admission_spare: tuple[int, ...] = ADMISSION_SPARE,
         rank_class: type[NullRank] = NullRank,
     ) -> None:
         self.config = SchedulerConfig(max_num_batched_tokens=16) if config is None else config
@@ -105,8 +105,10 @@ class Bench:
             retention_interval=retention_interval,
             admit_whole_prompt=self.config.admit_whole_prompt,
         )
-        self.scheduler = Scheduler(self.config, self.manager, max_model_len=max_model_len, resume_spare=resume_spare)
-        self.max_preemptions = len(resume_spare)
+        self.scheduler = Scheduler(
+            self.config, self.manager, max_model_len=max_model_len, admission_spare=admission_spare
+        )
+        self.max_preemptions = len(admission_spare)
         self.rank = rank_class({}, global_rank=0, vocab_size=VOCAB_SIZE, available_bytes=0)
         self.rank.initialize_from_config([plan])
         self.requests: dict[str, Request] = {}

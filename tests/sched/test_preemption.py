@@ -10,14 +10,14 @@ import pytest
 from octavo.config import SchedulerConfig
 from octavo.errors import RequestError
 from octavo.request import RequestStatus
-from octavo.sched.running import RESUME_SPARE, RunningList
+from octavo.sched.running import ADMISSION_SPARE, RunningList
 from tests.sched.harness import Bench, full, make_request, sliding
 
 
 def tight(policy: str = "fcfs", **options) -> Bench:
     """Four usable blocks of four tokens."""
     config = SchedulerConfig(max_num_batched_tokens=20, policy=policy)
-    return Bench(num_blocks=5, config=config, **options)
+    return Bench(num_blocks=5, config=config, **{"admission_spare": (0, 0, 0, 0), **options})
 
 
 def test_the_worst_request_loses_its_blocks_to_the_best() -> None:
@@ -101,7 +101,7 @@ def watch(bench: Bench) -> None:
     assert protected.request.request_id in scheduled or any(name in scheduled for name in better)
 
 
-def crowd(seed: int, policy: str, resume_spare: tuple[int, ...]) -> Bench:
+def crowd(seed: int, policy: str, admission_spare: tuple[int, ...]) -> Bench:
     """What is left of an engine whose pool holds two to four requests, after twenty went through it."""
     rng = random.Random(seed)
     size = rng.randint(1, 4)
@@ -111,7 +111,7 @@ def crowd(seed: int, policy: str, resume_spare: tuple[int, ...]) -> Bench:
         max_model_len=36,
         config=SchedulerConfig(max_num_batched_tokens=rng.randint(2, 20), policy=policy, max_num_seqs=8),
         enable_caching=rng.random() < 0.5,
-        resume_spare=resume_spare,
+        admission_spare=admission_spare,
     )
     traffic(bench, rng, num_requests=20)
     return bench
@@ -119,22 +119,22 @@ def crowd(seed: int, policy: str, resume_spare: tuple[int, ...]) -> Bench:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("policy", ["fcfs", "priority"])
-@pytest.mark.parametrize("resume_spare", [(), (0,), (0, 0), RESUME_SPARE])
-def test_nobody_is_preempted_more_often_than_promised(policy: str, resume_spare: tuple[int, ...]) -> None:
+@pytest.mark.parametrize("admission_spare", [(), (0,), (0, 0), ADMISSION_SPARE])
+def test_nobody_is_preempted_more_often_than_promised(policy: str, admission_spare: tuple[int, ...]) -> None:
     """`Bench.check` counts the preemptions after each step, `watch` sees that someone who must progress does."""
-    benches = [crowd(seed, policy, resume_spare) for seed in range(12)]
+    benches = [crowd(seed, policy, admission_spare) for seed in range(12)]
     most = max(request.num_preemptions for bench in benches for request in bench.requests.values())
-    if resume_spare == RESUME_SPARE:
+    if admission_spare == ADMISSION_SPARE:
         assert most >= 2
     else:
-        assert most == len(resume_spare)
+        assert most == len(admission_spare)
         assert any(hasattr(bench, "num_protected_steps") for bench in benches)
 
 
 def test_leaving_room_to_grow_saves_preemptions() -> None:
     careless, careful = (
         sum(crowd(seed, "fcfs", spare).scheduler.stats().num_preemptions for seed in range(4))
-        for spare in ((0, 0, 0, 0), RESUME_SPARE)
+        for spare in ((0, 0, 0, 0), ADMISSION_SPARE)
     )
     assert careful < careless
 
@@ -145,7 +145,7 @@ def test_a_better_request_stalls_rather_than_take_what_is_reserved() -> None:
         max_model_len=36,
         config=SchedulerConfig(max_num_batched_tokens=30),
         enable_caching=False,
-        resume_spare=(0,),
+        admission_spare=(0,),
     )
     for number, (name, num_prompt, max_tokens) in enumerate([("a", 1, 10), ("b", 12, 6), ("c", 9, 19)]):
         bench.add(make_request(name, range(20 * number, 20 * number + num_prompt), max_tokens=max_tokens))

@@ -143,6 +143,21 @@ def test_prompt_logprobs_need_the_whole_prompt() -> None:
     assert scheduled(bench) == {"b": 13}
 
 
+def test_a_new_request_leaves_the_running_ones_room_to_grow() -> None:
+    bench = Bench([full(), sliding(6)], num_blocks=14, enable_caching=False)
+    bench.add(make_request("a", range(12), max_tokens=9))
+    bench.step()
+    bench.add(make_request("b", range(20, 32), max_tokens=9))
+    free = bench.scheduler.stats().num_free_blocks
+    assert free == 13 - 6
+    assert scheduled(bench) == {"a": 1}, (
+        "b needs 6 blocks; of the 7 free ones a takes 2, and one per group is left to it"
+    )
+    bench.run()
+    bench.check_results()
+    assert bench.scheduler.stats().num_preemptions == 0
+
+
 def test_an_abort_frees_at_once() -> None:
     bench = Bench(num_blocks=8, enable_caching=False)
     bench.add(make_request("a", range(16), max_tokens=8))
@@ -203,7 +218,7 @@ def test_an_id_can_be_used_again() -> None:
 
 
 def test_a_failed_step_ends_its_requests_and_nobody_else() -> None:
-    bench = Bench(config=config(max_num_batched_tokens=20), num_blocks=5)
+    bench = Bench(config=config(max_num_batched_tokens=20), num_blocks=5, admission_spare=(0,))
     bench.add(make_request("a", range(5), max_tokens=9))
     bench.add(make_request("stalled", range(20, 28), max_tokens=6))
     bench.add(make_request("waiting", range(40, 44), max_tokens=6))
