@@ -17,11 +17,11 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from octavo.cache import kv_cache_manager, lookup
+from octavo.cache import block_pool, kv_cache_manager, lookup
 from octavo.cache.block_pool import BlockPool
 from octavo.cache.chunked_local import ChunkedLocalManager
 from octavo.cache.kv_cache_manager import KVCacheManager
-from octavo.cache.prefix_cache import PrefixCache
+from octavo.cache.prefix_cache import PrefixCache, block_contents
 from octavo.cache.request_blocks import ComputedBlocks, RequestBlocks
 from octavo.cache.sliding_window import SlidingWindowManager
 from octavo.errors import InvariantError
@@ -211,6 +211,31 @@ class ManagerMachine(RuleBasedStateMachine):
 QUICK = settings(max_examples=30, stateful_step_count=20, deadline=None, database=None)
 TestManager = ManagerMachine.TestCase
 TestManager.settings = QUICK
+
+
+@pytest.mark.slow
+def test_runs_of_any_length_take_the_pass_for_long_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(block_pool, "BULK", 1)
+    run_state_machine_as_test(ManagerMachine, settings=settings(QUICK, max_examples=100))
+
+
+class Colliding(bytes):
+    """A block's content under the weakest digest there is: all contents have the same hash."""
+
+    __slots__ = ()
+
+    def __hash__(self) -> int:
+        return 7
+
+
+@pytest.mark.slow
+def test_a_deliberately_weak_digest_changes_no_hit(monkeypatch: pytest.MonkeyPatch) -> None:
+    def weak(*args: Any) -> list[bytes]:
+        return [Colliding(content) for content in block_contents(*args)]
+
+    for module in (kv_cache_manager, lookup):
+        monkeypatch.setattr(module, "block_contents", weak)
+    run_state_machine_as_test(ManagerMachine, settings=settings(QUICK, max_examples=100))
 
 
 # -- planted bugs: the machine must find each of them --------------------------------------------------------------
