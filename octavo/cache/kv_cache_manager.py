@@ -251,7 +251,7 @@ class KVCacheManager:
                 self._prefixes.hold(tip)
             else:
                 tip = self._prefixes.hold_root(root_content(salt=request.cache_salt))
-            if request.num_preemptions == 0:
+            if request.num_preemptions == 0 and computed is not self._no_hit:
                 self._query_tokens += request.num_tokens
                 self._hit_tokens += computed.num_tokens
         held = RequestBlocks(

@@ -215,10 +215,13 @@ def test_hits_are_counted_once_at_first_admission() -> None:
         cache.get_computed_blocks(second)
     place(cache, second)
     assert (cache.prefix_stats().query_tokens, cache.prefix_stats().hit_tokens) == (26, 12)
-    assert cache.keys_stored == 3
+    # A request that must compute every token is not looked up, and so not counted.
+    assert cache.allocate_slots(request("c", range(4)), 4) is not None
+    assert (cache.prefix_stats().query_tokens, cache.prefix_stats().hit_tokens) == (26, 12)
+    assert cache.keys_stored == 4
     assert cache.keys_evicted == 0
-    assert list(cache.request_ids()) == ["a", "b"]
-    assert [cache.is_cached(block) for block in (1, 3, 4)] == [True, True, False]
+    assert list(cache.request_ids()) == ["a", "b", "c"]
+    assert [cache.is_cached(block) for block in (1, 3, 4, 5)] == [True, True, False, True]
 
 
 # -- admission and reservation -------------------------------------------------------------------------------------
