@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import msgspec
 
+from octavo.kv.specs import KVCacheConfig, KVCacheGroupSpec, KVCacheTensor, LayerSpec
 from octavo.messages import CachedRequestData, NewRequestData, SchedulerOutput
 from octavo.worker.model_runner import ModelRunner
 
@@ -43,6 +45,21 @@ def run_warm_up(runner: ModelRunner) -> int:
     for step in steps:
         runner.execute_model(step)
     return len(steps) - 1
+
+
+def trial_config(specs: Mapping[str, LayerSpec], shared_layers: dict[str, str], num_tokens: int) -> KVCacheConfig:
+    """The smallest cache in which a trial step of `num_tokens` tokens runs: null block and trial block, each layer in a
+    group and a tensor of its own."""
+    return KVCacheConfig(
+        num_blocks=_BLOCK + 1,
+        groups=tuple(KVCacheGroupSpec(layer_names=(name,), spec=spec) for name, spec in specs.items()),
+        tensors=tuple(
+            KVCacheTensor(size_bytes=(_BLOCK + 1) * spec.page_bytes, shared_by=(name,)) for name, spec in specs.items()
+        ),
+        shared_layers=shared_layers,
+        max_model_len=num_tokens,
+        max_chunk_tokens=num_tokens,
+    )
 
 
 def run_largest(runner: ModelRunner, *, num_tokens: int, num_requests: int) -> None:

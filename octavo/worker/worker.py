@@ -17,7 +17,6 @@ import torch
 from octavo.attention.registry import get_backend
 from octavo.config import EngineConfig, format_bytes, read_environment
 from octavo.errors import InvariantError
-from octavo.kv.planner import PlanOptions, plan_kv_cache
 from octavo.kv.specs import KVCacheConfig, LayerSpec
 from octavo.messages import ModelRunnerOutput, SchedulerOutput, StageReport
 from octavo.models.hf_adapter import LoadedModel
@@ -26,7 +25,7 @@ from octavo.worker import kv_memory
 from octavo.worker.device import check_cache_dtype, choose_device, choose_dtype, choose_num_threads
 from octavo.worker.memory_budget import cpu_budget, cuda_budget
 from octavo.worker.model_runner import ModelRunner
-from octavo.worker.trial_steps import run_largest, run_warm_up
+from octavo.worker.trial_steps import run_largest, run_warm_up, trial_config
 
 T = TypeVar("T")
 
@@ -177,13 +176,8 @@ class Worker:
         that is then let go."""
         scheduler = self._config.scheduler
         num_tokens = scheduler.max_num_batched_tokens
-        plan = plan_kv_cache(
-            [self.get_kv_cache_specs()],
-            [torch.cuda.mem_get_info(self._device)[0]],
-            PlanOptions(max_model_len=num_tokens, max_num_batched_tokens=num_tokens, num_blocks_override=2),
-            shared_layers_by_rank=[self.get_shared_layers()],
-        )
-        runner, tensors = self._make_runner(plan.configs[0])
+        config = trial_config(self.get_kv_cache_specs(), self.get_shared_layers(), num_tokens)
+        runner, tensors = self._make_runner(config)
         torch.cuda.reset_peak_memory_stats(self._device)
         before = torch.cuda.memory_allocated(self._device)
         run_largest(runner, num_tokens=num_tokens, num_requests=scheduler.max_num_seqs)
