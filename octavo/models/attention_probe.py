@@ -21,6 +21,7 @@ import torch
 from octavo.errors import UnsupportedModelError
 from octavo.models.attention_interface import ATTENTION_NAME, PROBE_NAME, clear_hook, set_hook
 from octavo.models.attention_recorder import AttentionCall, Recorder
+from octavo.models.modules.replacement import watch_linears
 from octavo.models.transformers_api import ModelOutput, PreTrainedModel
 
 NUM_PROBE_TOKENS = 9
@@ -52,7 +53,7 @@ class AttentionProbe:
             )
         model.set_attn_implementation(PROBE_NAME)
         recorder = Recorder(num_tokens=NUM_PROBE_TOKENS, mask_length=self._length)
-        with _watch_entry(model) as entry:
+        with _watch_entry(model) as entry, watch_linears(model) as self.linear_calls:
             output = _run(model, model, recorder, self._tokens, self._positions)
         self.logits: torch.Tensor = output.logits
         """[1, probe tokens, vocabulary]"""

@@ -24,6 +24,7 @@ from octavo.models.attention_interface import BoundAttention, set_hook
 from octavo.models.attention_probe import AttentionProbe
 from octavo.models.attention_recorder import AttentionCall
 from octavo.models.mask_kind import MaskKind
+from octavo.models.modules.replacement import replace_modules
 
 _REMEDY = "Octavo cannot run this model yet; use another one."
 
@@ -41,6 +42,7 @@ class LoadedModel:
         model_config: ModelConfig,
         attention_layers: dict[str, AttentionLayer],
         shared_layers: dict[str, str],
+        weight_bytes: int,
         probe: AttentionProbe,
     ) -> None:
         self.attention_layers = attention_layers
@@ -49,8 +51,8 @@ class LoadedModel:
         """Layer that keeps nothing -> the layer whose cache it reads."""
         self.vocab_size = model_config.vocab_size
         self.hidden_size = model_config.hidden_size
-        self.weight_bytes = sum(parameter.nbytes for parameter in model.parameters())
-        """Bytes of the weights in memory; tied ones count once."""
+        self.weight_bytes = weight_bytes
+        """Bytes of the weights in memory, as computed with."""
         self._base = model.get_submodule(probe.base_path)
         self._given_hidden = _GivenHidden(self._base, probe.output_type)
         self._head = model
@@ -125,6 +127,7 @@ def adapt_model(
     with torch.inference_mode():
         probe = AttentionProbe(model, length=max_model_len, vocab_size=model_config.vocab_size)
         _check_layers(probe.calls, model_config, max_model_len)
+        packed_bytes = replace_modules(model, probe.linear_calls)
         probe.check_independence()
     layers: dict[str, AttentionLayer] = {}
     for call in sorted(probe.calls, key=lambda call: call.layer_index):
@@ -134,7 +137,14 @@ def adapt_model(
         layers[layer.name] = layer
         set_hook(call.module, BoundAttention(layer))
     shared = {name: layer.kv_sharing_target for name, layer in layers.items() if layer.kv_sharing_target is not None}
-    loaded = LoadedModel(model, model_config=model_config, attention_layers=layers, shared_layers=shared, probe=probe)
+    loaded = LoadedModel(
+        model,
+        model_config=model_config,
+        attention_layers=layers,
+        shared_layers=shared,
+        weight_bytes=packed_bytes + sum(parameter.nbytes for parameter in model.parameters()),
+        probe=probe,
+    )
     if not torch.allclose(loaded.compute_logits(probe.hidden[0]), probe.logits[0], rtol=1e-2, atol=1e-2):
         raise UnsupportedModelError(
             f"The logits of {type(model).__name__} depend on more than the hidden states of its base model.",
