@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from octavo.kv.specs import NULL_BLOCK, PAD_SLOT
@@ -29,6 +29,7 @@ def obvious_slot(blocks: list[int], position: int, block_size: int) -> int:
     return PAD_SLOT if block == NULL_BLOCK else block * block_size + position % block_size
 
 
+@settings(max_examples=40)
 @given(operations=OPERATIONS, block_size=st.integers(1, 40), data=st.data())
 def test_tables_and_slots_are_those_of_the_obvious_model(operations, block_size, data) -> None:
     table = BlockTable(num_rows=NUM_ROWS, block_size=block_size, max_blocks=MAX_BLOCKS)

@@ -5,7 +5,14 @@ from __future__ import annotations
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
 
 from octavo.errors import InvariantError
 from octavo.messages import CachedRequestData, NewRequestData, SchedulerOutput
@@ -148,8 +155,13 @@ class BatchMachine(RuleBasedStateMachine):
                 assert table.rows[row, : len(ids)].tolist() == ids
 
 
-TestBatchMachine = BatchMachine.TestCase
-TestBatchMachine.settings = settings(max_examples=30, stateful_step_count=20)
+def test_the_batch_against_the_dictionary() -> None:
+    run_state_machine_as_test(BatchMachine, settings=settings(max_examples=15, stateful_step_count=20))
+
+
+@pytest.mark.long
+def test_the_batch_against_the_dictionary_for_long() -> None:
+    run_state_machine_as_test(BatchMachine, settings=settings(max_examples=2000, stateful_step_count=50))
 
 
 def test_the_history_grows_with_the_longest_request_and_keeps_the_others() -> None:

@@ -83,20 +83,26 @@ class Engine:
             self.step()
 
 
-PROMPTS = st.lists(st.lists(st.integers(0, 3), min_size=1, max_size=30), min_size=1, max_size=7)
-
-
-@given(
-    prompts=PROMPTS,
-    block_size=st.sampled_from([1, 2, 4, 8]),
-    max_batched=st.sampled_from([3, 8, 64]),
-    window=st.sampled_from([1, 3, 5, 9]),
-    enable_caching=st.booleans(),
-    tight=st.booleans(),
+SCHEDULES = st.fixed_dictionaries(
+    {
+        "prompts": st.lists(st.lists(st.integers(0, 3), min_size=1, max_size=30), min_size=1, max_size=7),
+        "block_size": st.sampled_from([1, 2, 4, 8]),
+        "max_batched": st.sampled_from([3, 8, 64]),
+        "window": st.sampled_from([1, 3, 5, 9]),
+        "enable_caching": st.booleans(),
+        "tight": st.booleans(),
+    }
 )
-@settings(max_examples=25)
-def test_any_schedule_gives_each_request_the_tokens_it_would_get_alone(
-    prompts, block_size, max_batched, window, enable_caching, tight
+
+
+def check_schedule(
+    *,
+    prompts: list[list[int]],
+    block_size: int,
+    max_batched: int,
+    window: int,
+    enable_caching: bool,
+    tight: bool,
 ) -> None:
     """Chunks, batches, prefix hits, blocks left of windows given to others, preemption and resumption."""
     model = RecallingModel(hybrid_specs(block_size, window))
@@ -109,6 +115,19 @@ def test_any_schedule_gives_each_request_the_tokens_it_would_get_alone(
     engine.run()
     for i, prompt in enumerate(prompts):
         assert engine.outputs[str(i)] == generate(prompt, 9, model.windows)
+
+
+@given(schedule=SCHEDULES)
+@settings(max_examples=12)
+def test_any_schedule_gives_each_request_the_tokens_it_would_get_alone(schedule) -> None:
+    check_schedule(**schedule)
+
+
+@pytest.mark.long
+@given(schedule=SCHEDULES)
+@settings(max_examples=2000)
+def test_any_schedule_for_long(schedule) -> None:
+    check_schedule(**schedule)
 
 
 def test_seeded_draws_survive_batches_chunks_and_preemption() -> None:

@@ -12,6 +12,8 @@ from octavo.worker import row_kernels as kernels
 
 INFINITY = {np.float32: 0x7F800000, np.float16: 0x7C00}
 
+FEW = settings(max_examples=30)
+
 FEW_VALUES = st.sampled_from([-np.inf, -3.5, -1.0, -0.0, 0.0, 0.25, 1.0, 7.0])
 """Few, so that ties are many."""
 ROWS = st.one_of(
@@ -41,11 +43,13 @@ def gathered(row: np.ndarray, bound: float) -> tuple[np.ndarray, np.ndarray]:
     return values[:count], ids[:count]
 
 
+@FEW
 @given(row=ROWS)
 def test_argmax_is_numpys(row) -> None:
     assert kernels.argmax(bits_of(row), INFINITY[np.float32]) == np.argmax(row)
 
 
+@FEW
 @given(row=hnp.arrays(np.float16, st.integers(1, 3000), elements=st.floats(-8, 8, width=16)))
 def test_argmax_of_half_precision_is_numpys(row) -> None:
     assert kernels.argmax(bits_of(row), INFINITY[np.float16]) == np.argmax(row)
@@ -64,6 +68,7 @@ def test_argmax_reports_nan_of_either_sign(place: int, sign: int) -> None:
     assert kernels.widen(bits_of(row), 0, np.empty(3000, np.int32))
 
 
+@FEW
 @given(row=ROWS)
 def test_widening_bfloat16_gives_its_exact_value(row) -> None:
     narrow = (row.view(np.int32) >> 16).astype(np.int16)
@@ -72,6 +77,7 @@ def test_widening_bfloat16_gives_its_exact_value(row) -> None:
     assert np.array_equal(wide, row.view(np.int32) & np.int32(-65536))
 
 
+@FEW
 @given(row=ROWS)
 def test_block_maxima(row) -> None:
     maxima = np.empty(-(-len(row) // kernels.BLOCK), dtype=np.float32)
@@ -79,6 +85,7 @@ def test_block_maxima(row) -> None:
     assert maxima.tolist() == [row[i : i + kernels.BLOCK].max() for i in range(0, len(row), kernels.BLOCK)]
 
 
+@FEW
 @given(row=ROWS)
 def test_the_first_token_of_the_greatest_value_is_the_arg_max(row) -> None:
     assert kernels.first_at_least(row, maxima_of(row), float(row.max())) == np.argmax(row)
@@ -92,6 +99,7 @@ def test_exp_is_exact_to_1e_7() -> None:
     assert kernels.exp32(np.float32(-np.inf)) == kernels.exp32(np.float32(-87.5)) == 0.0
 
 
+@FEW
 @given(row=ROWS, temperature=st.floats(0.05, 20))
 def test_sum_exp(row, temperature) -> None:
     if np.isinf(row.max()):
@@ -100,12 +108,14 @@ def test_sum_exp(row, temperature) -> None:
     assert kernels.sum_exp(row, float(row.max()), 1 / temperature) == pytest.approx(expected, rel=2e-6)
 
 
+@FEW
 @given(row=ROWS, data=st.data())
 def test_rank_in_the_order(row, data) -> None:
     token = data.draw(st.integers(0, len(row) - 1))
     assert kernels.count_before(row, token) == order_of(row).tolist().index(token)
 
 
+@FEW
 @given(row=ROWS, bound=st.one_of(FEW_VALUES, st.floats(-100, 100, width=32)))
 def test_gathering_finds_every_token_at_or_above_a_bound(row, bound) -> None:
     values, ids = gathered(row, bound)
@@ -113,6 +123,7 @@ def test_gathering_finds_every_token_at_or_above_a_bound(row, bound) -> None:
     assert np.array_equal(values, row[ids])
 
 
+@FEW
 @given(row=ROWS, data=st.data())
 def test_selecting_by_count_leaves_the_first_of_the_order_in_front(row, data) -> None:
     values, ids = gathered(row, -np.inf)
@@ -125,8 +136,8 @@ def test_selecting_by_count_leaves_the_first_of_the_order_in_front(row, data) ->
     assert np.array_equal(values, row[ids]), "values move with their ids"
 
 
+@FEW
 @given(row=ROWS, share=st.floats(0.01, 0.999))
-@settings(max_examples=200)
 def test_selecting_by_weight_ends_with_the_shortest_head_that_weighs_enough(row, share) -> None:
     if np.isinf(row.max()):
         return

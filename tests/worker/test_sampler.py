@@ -82,7 +82,7 @@ def test_rows_that_are_not_contiguous_are_read_right() -> None:
     bad_words=st.lists(st.lists(st.integers(0, 9), min_size=1, max_size=3), max_size=3),
     output=st.lists(st.integers(0, 9), max_size=6),
 )
-@settings(max_examples=150)
+@settings(max_examples=60)
 def test_greedy_with_every_rule_is_the_arg_max_of_the_edited_logits(
     seed, repetition, presence, frequency, bias, allowed, min_tokens, bad_words, output
 ) -> None:
