@@ -30,7 +30,7 @@ MASKS = {
 }
 """Functions of transformers whose names in a modeling file show which masks it builds."""
 
-LENGTHS = (*range(1, 41), 61)
+LENGTHS = (*range(1, 10), 12, 17, 26, 61)
 """Numbers of layers at which a class's pattern is looked at."""
 
 LONGEST_PATTERN = 12
@@ -122,7 +122,7 @@ def _pattern(config_class: Any) -> tuple[tuple[str, ...], ...] | None:
             continue
         if listed and len(listed) == length:
             lists[length] = list(listed)
-    if len(lists) < 10:
+    if len(lists) < len(LENGTHS) // 2:
         return None
     longest = lists[max(lists)]
     for num_last in (0, 1):

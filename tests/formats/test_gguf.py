@@ -9,7 +9,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from octavo.errors import ModelFileError
-from octavo.formats.ggml_types import GGML_TYPES
 from octavo.formats.gguf import GGUFFile
 from tests.formats import build
 
@@ -59,12 +58,6 @@ def test_tensors_are_views_of_the_file(path: Path) -> None:
     assert bytes(file.raw("two")) == bytes(range(136))
     assert not file.raw("one").flags.writeable
     assert file.tensor_bytes == 48 + 136
-
-
-def test_the_type_table_is_the_formats_own() -> None:
-    gguf = pytest.importorskip("gguf")
-    theirs = {int(kind): (kind.name, *sizes) for kind, sizes in gguf.GGML_QUANT_SIZES.items()}
-    assert {type_id: tuple(kind) for type_id, kind in GGML_TYPES.items()} == theirs
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,222 @@
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from octavo.config import Environment, ModelSource
+from octavo.errors import ModelFileError
+from octavo.formats import source
+from octavo.formats.source import ModelFiles, locate
+from tests.formats import build
+
+GGUF = build.gguf({"general.architecture": "llama"})
+
+
+@pytest.fixture
+def environment(tmp_path: Path) -> Environment:
+    return Environment(cache_dir=tmp_path / "cache", attention_backend="", num_threads=0)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A folder as transformers saves it, in two shards."""
+    path = tmp_path / "my-model"
+    path.mkdir()
+    (path / "config.json").write_text('{"model_type": "llama"}')
+    for name in ("model-1.safetensors", "model-2.safetensors"):
+        build.write(path / name, build.safetensors({"w": np.zeros(2, dtype=np.float32)}))
+    index = {"weight_map": {"a": "model-2.safetensors", "b": "model-1.safetensors", "c": "model-2.safetensors"}}
+    (path / "model.safetensors.index.json").write_text(json.dumps(index))
+    return path
+
+
+def find(model: Path | str, environment: Environment, **options: Any) -> ModelFiles:
+    return locate(ModelSource(model=str(model), **options), environment)
+
+
+def test_a_folder_with_shards(folder: Path, environment: Environment) -> None:
+    files = find(folder, environment)
+    assert files.kind == "folder"
+    assert files.name == "my-model"
+    assert files.config_path == folder / "config.json"
+    assert [path.name for path in files.weight_paths] == ["model-1.safetensors", "model-2.safetensors"]
+    assert find(folder / "config.json", environment) == files
+
+
+def test_a_folder_with_one_file_ignores_others(folder: Path, environment: Environment) -> None:
+    (folder / "model.safetensors.index.json").unlink()
+    (folder / "model.safetensors").write_bytes(b"")
+    assert [path.name for path in find(folder, environment).weight_paths] == ["model.safetensors"]
+
+
+def test_a_folder_with_a_config_alone(folder: Path, environment: Environment) -> None:
+    for path in folder.glob("model*"):
+        path.unlink()
+    assert find(folder, environment).weight_paths == ()
+
+
+def test_a_missing_shard_is_refused(folder: Path, environment: Environment) -> None:
+    (folder / "model-1.safetensors").unlink()
+    with pytest.raises(ModelFileError, match=r"names the file model-1.safetensors, which is missing"):
+        find(folder, environment)
+
+
+def test_a_gguf_file_and_a_folder_that_holds_one(tmp_path: Path, environment: Environment) -> None:
+    path = build.write(tmp_path / "tiny.gguf", GGUF)
+    files = find(path, environment)
+    assert (files.kind, files.path, files.config_path, files.weight_paths) == ("gguf", path, None, (path,))
+    assert files.name == "tiny"
+    assert find(tmp_path, environment).path == path
+    build.write(tmp_path / "other.gguf", GGUF)
+    with pytest.raises(ModelFileError, match=r"holds 2 GGUF models: other.gguf, tiny.gguf"):
+        find(tmp_path, environment)
+
+
+def test_shards_of_a_gguf_file(tmp_path: Path, environment: Environment) -> None:
+    shards = [build.write(tmp_path / f"big-0000{i}-of-00003.gguf", GGUF) for i in (1, 2, 3)]
+    assert find(shards[1], environment).weight_paths == tuple(shards)
+    assert find(tmp_path, environment).path == shards[0]
+    shards[2].unlink()
+    with pytest.raises(ModelFileError, match=r"big-00003-of-00003.gguf is missing"):
+        find(shards[0], environment)
+
+
+@pytest.mark.parametrize("model", ["./none", "none.gguf", "/no/such/folder", "a/b/c", "~nobody/x", "what ever"])
+def test_what_is_not_there_is_refused_with_what_could_be(model: str, environment: Environment) -> None:
+    with pytest.raises(ModelFileError, match="no file or folder") as caught:
+        find(model, environment)
+    assert "demo-smollm2" in caught.value.remedy
+
+
+def test_a_folder_without_a_model_is_refused(tmp_path: Path, environment: Environment) -> None:
+    with pytest.raises(ModelFileError, match=r"neither a config.json nor a .gguf file"):
+        find(tmp_path, environment)
+
+
+def test_a_weight_file_alone_is_refused(folder: Path, environment: Environment) -> None:
+    with pytest.raises(ModelFileError, match="weights alone") as caught:
+        find(folder / "model-1.safetensors", environment)
+    assert str(folder) in caught.value.remedy
+
+
+def test_a_tokenizer_alone_is_enough_where_no_weights_are_wanted(tmp_path: Path, environment: Environment) -> None:
+    (tmp_path / "tokenizer.json").write_text("{}")
+    files = locate(ModelSource(model=str(tmp_path)), environment, config_only=True)
+    assert (files.kind, files.path, files.config_path) == ("folder", tmp_path, None)
+    with pytest.raises(ModelFileError):
+        find(tmp_path, environment)
+
+
+class FakeHub:
+    """Stands in for huggingface_hub. Owns: what it was asked. Never: a network."""
+
+    def __init__(self, folder: Path, error: Exception | None = None) -> None:
+        self.folder = folder
+        self.error = error
+        self.asked: list[dict[str, Any]] = []
+
+    def snapshot_download(self, repository: str, **options: Any) -> str:
+        self.asked.append({"repository": repository, **options})
+        if self.error is not None:
+            raise self.error
+        return str(self.folder)
+
+    def hf_hub_download(self, repository: str, file_name: str, *, revision: str | None) -> str:
+        self.asked.append({"repository": repository, "file": file_name, "revision": revision})
+        return str(self.folder / file_name)
+
+
+def use_hub(monkeypatch: pytest.MonkeyPatch, hub: FakeHub) -> None:
+    monkeypatch.setattr(source.importlib, "import_module", lambda name: hub)
+
+
+def test_a_hub_id_is_downloaded_with_its_revision(
+    folder: Path, environment: Environment, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hub = FakeHub(folder)
+    use_hub(monkeypatch, hub)
+    files = find("org/name", environment, revision="abc")
+    assert (files.name, files.path) == ("org/name", folder)
+    assert hub.asked[0]["revision"] == "abc"
+    assert "*.safetensors" in hub.asked[0]["allow_patterns"]
+    assert "*.py" not in hub.asked[0]["allow_patterns"]
+    locate(ModelSource(model="org/name"), environment, config_only=True)
+    assert "*.safetensors" not in hub.asked[1]["allow_patterns"]
+    find("org/name", environment, load_format="dummy", trust_remote_code=True)
+    assert "*.safetensors" not in hub.asked[2]["allow_patterns"]
+    assert "*.py" in hub.asked[2]["allow_patterns"]
+
+
+def test_one_file_of_a_hub_repository(
+    tmp_path: Path, environment: Environment, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    build.write(tmp_path / "q4.gguf", GGUF)
+    hub = FakeHub(tmp_path)
+    use_hub(monkeypatch, hub)
+    assert find("org/name/q4.gguf", environment).path == tmp_path / "q4.gguf"
+    assert hub.asked == [{"repository": "org/name", "file": "q4.gguf", "revision": None}]
+
+
+def _error(name: str, *bases: type[Exception]) -> Exception:
+    return type(name, bases or (OSError,), {})("first line\nsecond line")  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize(
+    ("error", "message", "remedy"),
+    [
+        (_error("GatedRepoError"), "needs permission", "HF_TOKEN"),
+        (_error("RepositoryNotFoundError"), "does not exist on the hub", "spelling"),
+        (_error("RevisionNotFoundError"), "has no revision 'abc'", "--revision"),
+        (_error("OfflineModeIsEnabled", ConnectionError), "HF_HUB_OFFLINE is set", "local folder"),
+        (_error("LocalEntryNotFoundError"), "not in the local cache", "HF_ENDPOINT"),
+        (_error("HFValidationError", ValueError), "cannot be fetched: first line", "network"),
+    ],
+)
+def test_hub_errors_say_what_to_do(
+    folder: Path,
+    environment: Environment,
+    monkeypatch: pytest.MonkeyPatch,
+    error: Exception,
+    message: str,
+    remedy: str,
+) -> None:
+    use_hub(monkeypatch, FakeHub(folder, error))
+    with pytest.raises(ModelFileError, match=message) as caught:
+        find("org/name", environment, revision="abc")
+    assert remedy in caught.value.remedy
+    assert "second line" not in str(caught.value)
+
+
+def test_a_missing_hub_client_is_named(environment: Environment, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(name: str) -> SimpleNamespace:
+        raise ImportError(name)
+
+    monkeypatch.setattr(source.importlib, "import_module", fail)
+    with pytest.raises(ModelFileError, match="huggingface_hub, which is not installed") as caught:
+        find("org/name", environment)
+    assert "pip install" in caught.value.remedy
+
+
+@pytest.mark.slow
+def test_the_real_hub_client_offline(tmp_path: Path) -> None:
+    program = (
+        "from octavo.config import ModelSource, read_environment\n"
+        "from octavo.errors import ModelFileError\n"
+        "from octavo.formats.source import locate\n"
+        "try:\n"
+        "    locate(ModelSource(model='org/name'), read_environment())\n"
+        "except ModelFileError as error:\n"
+        "    print(error)\n"
+    )
+    environment = os.environ | {"HF_HUB_OFFLINE": "1", "HF_HOME": str(tmp_path)}
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, env=environment, check=True)
+    assert "is not in the local cache" in done.stdout
+    assert "give a local folder" in done.stdout
