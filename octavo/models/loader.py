@@ -15,7 +15,7 @@ from octavo.errors import ModelFileError, UnsupportedModelError
 from octavo.formats.model_config import read_hf_config
 from octavo.formats.source import ModelFiles
 from octavo.models.attention_interface import ATTENTION_NAME
-from octavo.models.gguf_weights import read_gguf_weights, rotary_factors
+from octavo.models.gguf_weights import read_gguf_weights
 from octavo.models.hf_adapter import LoadedModel, adapt_model
 from octavo.models.transformers_api import narrow_loading, transformers_logging, without_values
 from octavo.models.zoo import find_model
@@ -52,15 +52,17 @@ def load_model(
     config, model_class = find_model(read_hf_config(files))
     if source.load_format == "dummy":
         model = _random_model(model_class, config, dtype, source.seed)
-    elif files.weight_paths:
-        model = _build(model_class, config, dtype, _read_weights(files, model_class, config, dtype), files.path)
-    else:
+    elif not files.weight_paths:
         raise ModelFileError(
             f"{files.path} holds a config but no weights.",
             remedy="Add the model's .safetensors files, or ask for random weights with --load-format dummy.",
         )
-    if files.kind == "gguf":
-        _scale_rotary(model, rotary_factors(files.path))
+    elif files.kind == "gguf":
+        gguf = read_gguf_weights(files.weight_paths, _parameter_shapes(model_class, config), config, dtype)
+        model = _build(model_class, config, dtype, gguf.parameters, files.path)
+        _divide_rotary(model, gguf.rotary_factors)
+    else:
+        model = _build(model_class, config, dtype, _read_safetensors(files.weight_paths), files.path)
     model = model.to(device).eval()
     limit = source.max_model_len
     return adapt_model(
@@ -142,12 +144,10 @@ def _some(names: Iterable[str]) -> str:
     return listed if len(ordered) <= 3 else f"{listed} and {len(ordered) - 3} more"
 
 
-def _read_weights(files: ModelFiles, model_class: Any, config: Any, dtype: torch.dtype) -> dict[str, torch.Tensor]:
-    if files.kind == "folder":
-        return _read_safetensors(files.weight_paths)
+def _parameter_shapes(model_class: Any, config: Any) -> dict[str, torch.Size]:
     with without_values():
-        names = list(_guarded(model_class, lambda: model_class(config)).state_dict())
-    return read_gguf_weights(files.weight_paths, names, config, dtype)
+        model = _guarded(model_class, lambda: model_class(config))
+    return {name: parameter.shape for name, parameter in model.state_dict().items()}
 
 
 def _read_safetensors(paths: Iterable[Path]) -> dict[str, torch.Tensor]:
@@ -163,7 +163,7 @@ def _read_safetensors(paths: Iterable[Path]) -> dict[str, torch.Tensor]:
     return weights
 
 
-def _scale_rotary(model: Any, factors: torch.Tensor | None) -> None:
+def _divide_rotary(model: Any, factors: torch.Tensor | None) -> None:
     """Divide the rotary frequencies by the factors that the file brings along."""
     if factors is None:
         return
