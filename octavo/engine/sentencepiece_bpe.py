@@ -33,8 +33,6 @@ NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = 1, 2, 3, 4, 5, 6
 """Token types of GGUF, which are SentencePiece's."""
 
 _SPACE_MARK_BYTES = SPACE_MARK.encode()
-SPACE = 0x20
-MARK_1, MARK_2, MARK_3 = _SPACE_MARK_BYTES
 
 
 class Vocabulary(NamedTuple):
@@ -52,7 +50,7 @@ class Vocabulary(NamedTuple):
 
 
 class Marks(NamedTuple):
-    """A trie of the pieces that are found before merging. Node 0 is the root; 0 and -1 mean none."""
+    """A trie of the pieces that are found before merging, one node a byte. Node 0 is the root; 0 and -1 mean none."""
 
     byte: Bytes
     child: Ints
@@ -171,7 +169,7 @@ def _merge(data: Bytes, vocabulary: Vocabulary, out: Ints, num_out: int) -> int:
 
 
 @_compiled
-def _longest_mark(data: Bytes, at: int, marks: Marks) -> tuple[np.int64, int]:
+def find_mark(data: Bytes, at: int, marks: Marks) -> tuple[np.int64, int]:
     """(token, bytes) of the longest mark that begins at `data[at]`; (-1, 0) when there is none."""
     token, size = np.int64(-1), 0
     node, depth = np.int64(0), 0
@@ -188,38 +186,19 @@ def _longest_mark(data: Bytes, at: int, marks: Marks) -> tuple[np.int64, int]:
 
 
 @_compiled
-def _mark_spaces(text: Bytes, start: int, stop: int, num_prefix: int) -> Bytes:
-    """`text[start:stop]` with each space as a mark, behind `num_prefix` more marks."""
-    num_spaces = num_prefix
-    for at in range(start, stop):
-        num_spaces += text[at] == SPACE
-    data = np.empty(stop - start + 3 * num_prefix + 2 * (num_spaces - num_prefix), dtype=np.uint8)
-    size = 0
-    for at in range(start - num_prefix, stop):
-        if at < start or text[at] == SPACE:
-            data[size], data[size + 1], data[size + 2] = MARK_1, MARK_2, MARK_3
-            size += 3
-        else:
-            data[size] = text[at]
-            size += 1
-    return data
-
-
-@_compiled
-def encode_text(text: Bytes, vocabulary: Vocabulary, marks: Marks, num_prefix: int) -> Ints:
-    """The ids of a whole text, UTF-8. `num_prefix` spaces are put in front of it, unless it begins with a mark."""
-    out = np.empty(text.size + 3 * num_prefix, dtype=np.int32)
+def encode_text(data: Bytes, vocabulary: Vocabulary, marks: Marks) -> Ints:
+    """The ids of a whole text, UTF-8 with its spaces marked."""
+    out = np.empty(data.size, dtype=np.int32)
     num_out, start, at = 0, 0, 0
-    while at < text.size or start < at:
+    while at < data.size or start < at:
         token, size = np.int64(-1), 0
-        if at < text.size:
-            token, size = _longest_mark(text, at, marks)
+        if at < data.size:
+            token, size = find_mark(data, at, marks)
             if token < 0:
                 at += 1
                 continue
         if start < at:
-            data = _mark_spaces(text, start, at, num_prefix if start == 0 else 0)
-            num_out = _merge(data, vocabulary, out, num_out)
+            num_out = _merge(data[start:at], vocabulary, out, num_out)
         if token >= 0:
             out[num_out] = token
             num_out += 1
@@ -229,23 +208,21 @@ def encode_text(text: Bytes, vocabulary: Vocabulary, marks: Marks, num_prefix: i
 
 
 @_compiled
-def add_marks(pieces: Bytes, starts: Offsets, lengths: Ints, ids: Ints, marks: Marks) -> int:
-    """Enter the pieces `ids` into the trie, whose arrays have room for a node per byte; returns how many it has."""
-    num_nodes = 1
-    for index in ids:
-        node = np.int64(0)
-        for at in range(starts[index], starts[index] + lengths[index]):
-            child = np.int64(marks.child[node])
-            while child > 0 and marks.byte[child] != pieces[at]:
-                child = np.int64(marks.sibling[child])
-            if child <= 0:
-                child = np.int64(num_nodes)
-                num_nodes += 1
-                marks.byte[child] = pieces[at]
-                marks.sibling[child] = marks.child[node]
-                marks.child[node] = child
-            node = child
-        marks.token[node] = index
+def add_mark(text: Bytes, token: int, marks: Marks, num_nodes: int) -> int:
+    """Enter one mark into the trie, which has `num_nodes` nodes; returns how many it has then."""
+    node = np.int64(0)
+    for at in range(text.size):
+        child = np.int64(marks.child[node])
+        while child > 0 and marks.byte[child] != text[at]:
+            child = np.int64(marks.sibling[child])
+        if child <= 0:
+            child = np.int64(num_nodes)
+            num_nodes += 1
+            marks.byte[child] = text[at]
+            marks.sibling[child] = marks.child[node]
+            marks.child[node] = child
+        node = child
+    marks.token[node] = token
     return num_nodes
 
 
@@ -258,7 +235,8 @@ class SentencePieceBPE:
         array: the stored string array of pieces, lengths included.
         scores: `[num_pieces]`, higher merges first.
         kinds: `[num_pieces]`, GGUF token types.
-        add_space_prefix: a text begins as if a space stood in front of it, and decoding takes one away.
+        add_space_prefix: a text that does not begin with a control piece begins as if a space stood in front of it, and
+            decoding takes one away.
     """
 
     def __init__(self, array: Bytes, scores: Floats, kinds: Ints, *, unknown_id: int, add_space_prefix: bool) -> None:
@@ -274,12 +252,9 @@ class SentencePieceBPE:
         for index, byte in self._byte_of.items():
             byte_ids[byte] = index
         self._vocabulary = Vocabulary(array, self._starts, self._lengths, scores, table, byte_ids)
-        mark_ids = np.flatnonzero((kinds == CONTROL) | (kinds == USER_DEFINED)).astype(np.int32)
-        num_nodes = 1 + int(self._lengths[mark_ids].sum())
-        zeros = np.zeros(num_nodes, dtype=np.int32)
-        self._marks = Marks(zeros.astype(np.uint8), zeros, zeros.copy(), np.full(num_nodes, -1, dtype=np.int32))
-        add_marks(array, self._starts, self._lengths, mark_ids[self._lengths[mark_ids] > 0], self._marks)
-        self._num_prefix = int(add_space_prefix)
+        self._control = kinds == CONTROL
+        self._marks = self._make_trie(np.flatnonzero(self._control | (kinds == USER_DEFINED)))
+        self._prefix = _SPACE_MARK_BYTES if add_space_prefix else b""
         self.encode(" ")  # Loads (the first time: compiles) the kernels now rather than with the first prompt.
 
     @property
@@ -287,12 +262,29 @@ class SentencePieceBPE:
         return self._starts.size
 
     def encode(self, text: str) -> list[int]:
-        data = np.frombuffer(text.encode("utf-8", "replace"), dtype=np.uint8)
-        return encode_text(data, self._vocabulary, self._marks, self._num_prefix).tolist()  # type: ignore[no-any-return]
+        data = text.encode("utf-8", "replace").replace(b" ", _SPACE_MARK_BYTES)
+        if self._prefix and data and not self._begins_with_control(data):
+            data = self._prefix + data
+        return encode_text(np.frombuffer(data, dtype=np.uint8), self._vocabulary, self._marks).tolist()  # type: ignore[no-any-return]
 
     def decode(self, ids: Sequence[int]) -> str:
         text = b"".join([self._piece(index) for index in ids]).decode("utf-8", "replace")
-        return text[self._num_prefix :] if text.startswith(" ") else text
+        return text.removeprefix(" ") if self._prefix else text
+
+    def _begins_with_control(self, data: bytes) -> bool:
+        token, _ = find_mark(np.frombuffer(data, dtype=np.uint8), 0, self._marks)
+        return token >= 0 and bool(self._control[token])
+
+    def _make_trie(self, mark_ids: npt.NDArray[np.int64]) -> Marks:
+        texts = [(int(index), self._stored(index).replace(b" ", _SPACE_MARK_BYTES)) for index in mark_ids]
+        num_nodes = 1 + sum(len(text) for _, text in texts)
+        zeros = np.zeros(num_nodes, dtype=np.int32)
+        marks = Marks(zeros.astype(np.uint8), zeros, zeros.copy(), np.full(num_nodes, -1, dtype=np.int32))
+        num_nodes = 1
+        for index, text in texts:
+            if text:
+                num_nodes = add_mark(np.frombuffer(text, dtype=np.uint8), index, marks, num_nodes)
+        return marks
 
     def _piece(self, index: int) -> bytes:
         if index in self._byte_of:
