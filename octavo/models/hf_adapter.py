@@ -52,7 +52,7 @@ class LoadedModel:
         self.vocab_size = model_config.vocab_size
         self.hidden_size = model_config.hidden_size
         self.weight_bytes = weight_bytes
-        """Bytes of the weights in memory, as computed with."""
+        """Bytes of the weights and constants in memory, as computed with."""
         self._base = model.get_submodule(probe.base_path)
         self._given_hidden = _GivenHidden(self._base, probe.output_type)
         self._head = model
@@ -142,7 +142,7 @@ def adapt_model(
         model_config=model_config,
         attention_layers=layers,
         shared_layers=shared,
-        weight_bytes=packed_bytes + sum(parameter.nbytes for parameter in model.parameters()),
+        weight_bytes=packed_bytes + sum(tensor.nbytes for tensor in (*model.parameters(), *model.buffers())),
         probe=probe,
     )
     if not torch.allclose(loaded.compute_logits(probe.hidden[0]), probe.logits[0], rtol=1e-2, atol=1e-2):

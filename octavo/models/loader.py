@@ -130,6 +130,13 @@ def _guarded(model_class: Any, build: Any) -> Any:
             return build()
     except (ModelFileError, MemoryError):
         raise
+    except KeyError as error:
+        if error.args != (ATTENTION_NAME,):
+            raise
+        raise UnsupportedModelError(
+            f"{model_class.__name__} does not use transformers' attention interface.",
+            remedy="Octavo cannot run this model; use another one.",
+        ) from None
     except Exception as error:  # transformers raises errors of many kinds
         raise UnsupportedModelError(
             f"transformers cannot build {model_class.__name__} with its attention interface: "

@@ -218,9 +218,10 @@ def test_half_a_parameter_is_a_missing_one(tmp_path: Path) -> None:
         load(write_model(tmp_path / "model.gguf", "qwen3moe", leave_out="blk.1.ffn_up_exps.weight"))
 
 
-@pytest.mark.slow
 @pytest.mark.model
-@pytest.mark.parametrize("name", ["demo-smollm2", "demo"])
+@pytest.mark.parametrize(
+    "name", [pytest.param("demo-smollm2", marks=pytest.mark.slow), pytest.param("demo", marks=pytest.mark.long)]
+)
 def test_demo_models_have_the_weights_that_transformers_reads(name: str) -> None:
     from transformers import AutoModelForCausalLM
 

@@ -145,12 +145,12 @@ class FastRMSNorm(nn.Module):
     def __init__(self, factors: torch.Tensor, epsilon: float, dtype: torch.dtype, *, rounds_first: bool) -> None:
         """`factors` is what rows are multiplied by: whatever a module adds to its weight is in it already."""
         super().__init__()
-        self.factors = factors.detach().float().contiguous()
+        self.register_buffer("factors", factors.detach().float().contiguous(), persistent=False)
         self.epsilon = epsilon
         self._dtype = dtype
         self._kernel = _kernel(dtype)
         self._numbers = np.array([0, 0, factors.numel(), 0, 0, 0, 0, rounds_first], dtype=np.int64)
-        self._addresses = (self.factors.data_ptr(), self._numbers.ctypes.data)
+        self._addresses = (self.get_buffer("factors").data_ptr(), self._numbers.ctypes.data)
         self._shape: torch.Size | None = None
         self._strides: tuple[int, ...] = ()
         self._heads_first = False

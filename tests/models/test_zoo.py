@@ -1,0 +1,39 @@
+from __future__ import annotations
+
+import pytest
+
+from octavo.errors import ModelFileError, UnsupportedModelError
+from octavo.models.zoo import find_model
+
+
+def test_classes_follow_the_model_type() -> None:
+    config, model_class = find_model({"model_type": "llama", "hidden_size": 64, "num_hidden_layers": 3})
+    assert model_class.__name__ == "LlamaForCausalLM"
+    assert (config.hidden_size, config.num_hidden_layers) == (64, 3)
+
+
+def test_a_composite_model_gives_its_text_part() -> None:
+    config, model_class = find_model({"model_type": "gemma3", "text_config": {"num_hidden_layers": 5}})
+    assert model_class.__name__ == "Gemma3ForCausalLM"
+    assert (config.model_type, config.num_hidden_layers) == ("gemma3_text", 5)
+
+
+def test_a_class_that_lives_with_another_model_type_is_found() -> None:
+    _, model_class = find_model({"model_type": "gpt-sw3", "n_layer": 2})
+    assert model_class.__name__ == "GPT2LMHeadModel"
+
+
+@pytest.mark.parametrize("model_type", [None, "no-such-model", 7])
+def test_unknown_types_are_refused(model_type: object) -> None:
+    with pytest.raises(UnsupportedModelError, match="which the installed transformers does not know"):
+        find_model({"model_type": model_type})
+
+
+def test_models_without_a_causal_head_are_refused() -> None:
+    with pytest.raises(UnsupportedModelError, match="'vit' has no causal language model in transformers"):
+        find_model({"model_type": "vit"})
+
+
+def test_fields_that_the_config_class_refuses_are_named() -> None:
+    with pytest.raises(ModelFileError, match=r"cannot use this config of type 'llama'.*num_hidden_layers"):
+        find_model({"model_type": "llama", "num_hidden_layers": "many"})
