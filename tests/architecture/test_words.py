@@ -1,0 +1,106 @@
+"""Words have one sense each: class names are made of the glossary's words and of everyday ones, and no thing has two
+names."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+
+from tools.imports import ROOT, sources
+
+_EVERYDAY_WORDS = """
+architecture array attention auto batch bind bound bucket cache cached call chat client codec computed config core
+counts cross data decoder demo detokenizer element encoder engine entry environment error facts fast fields figures
+file files finish fit float fold full fused hook incremental info input invariant job kind kinds kv layer library
+limit linear list loaded local logprob logprobs lookup manager marks mask memory meta metadata meter metrics model new
+no norm open options output outputs override packed parallel parameters params part parts path piece placement probe
+processor question queue raw reason recorder reference report retained row rows rules run runnable runner running
+sampler sampling scheduler scratch screen segment sentence sink sliding small source special splitting stages state
+static stats status stop strided strings table team template thread tile token tokenizer tokens too type unsupported
+update vector vocabulary weight weights work worker wrapper
+"""
+"""Words in everyday use, or in the everyday use of the field, that need no entry in the glossary."""
+
+_NAMES_OF_THINGS = """
+b bpe cpu cuda ggml gguf inproc llm mamba mla mp numba octavo rms safetensors torch transformers
+"""
+"""Libraries, formats, devices and kinds of layer, called what everybody calls them."""
+
+SECOND_NAMES = {
+    "page_table": "block table",
+    "out_loc": "slot mapping",
+    "seq_group": "request",
+    "past_length": "num_computed_tokens",
+    "past_key_values": "the cache view",
+    "kv_indptr": "query_start and the block table",
+    "physical_block": "block",
+    "logical_block": "column of the block table",
+    "num_cached_blocks_gpu": "num_cached_blocks",
+    "cached_len": "num_computed_tokens",
+    "sector": "block",
+}
+"""Names that other engines give to things that have a name here."""
+
+
+def _glossary() -> set[str]:
+    text = (ROOT / "docs" / "glossary.md").read_text("utf-8")
+    return {word for entry in re.findall(r"\*\*([^*]+)\*\*", text) for word in entry.lower().split()}
+
+
+def _words(name: str) -> list[str]:
+    """`KVCacheConfig` -> kv, cache, config."""
+    parted = re.sub(r"^(KV|LLM|MLA|RMS|GGUF|HF)", r"\1 ", name)
+    return [word.lower() for word in re.findall(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+", parted)]
+
+
+def _known(word: str, known: set[str]) -> bool:
+    return word in known or (word.endswith("s") and word[:-1] in known)
+
+
+def test_class_names_are_made_of_known_words() -> None:
+    known = _glossary() | set(_EVERYDAY_WORDS.split()) | set(_NAMES_OF_THINGS.split())
+    unknown = {
+        f"{source.name}.{node.name}": word
+        for source in sources()
+        for node in source.tree.body
+        if isinstance(node, ast.ClassDef) and not node.name.startswith("_")
+        for word in _words(node.name)
+        if not _known(word, known)
+    }
+    assert not unknown, f"give these words an entry in docs/glossary.md: {unknown}"
+
+
+def test_no_thing_has_a_second_name() -> None:
+    found = {
+        f"{source.name}: {name}": f"is called {ours}"
+        for source in sources()
+        for name in _identifiers(source.tree)
+        for theirs, ours in SECOND_NAMES.items()
+        if re.search(rf"(^|_){theirs}(_|$)", name)
+    }
+    assert not found, found
+
+
+def test_the_glossary_has_no_word_that_nobody_uses() -> None:
+    text = "\n".join(source.text.lower() for source in sources())
+    unused = [word for word in _glossary() if not re.search(rf"{re.escape(word.rstrip('s'))}", text)]
+    assert not unused, f"strike these out of docs/glossary.md: {unused}"
+
+
+def test_names_are_split_into_words() -> None:
+    assert _words("KVCacheConfig") == ["kv", "cache", "config"]
+    assert _words("NoCacheMemoryError") == ["no", "cache", "memory", "error"]
+    assert _words("MLASpec") == ["mla", "spec"]
+
+
+def _identifiers(tree: ast.Module) -> Iterator[str]:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            yield node.name.lower()
+        elif isinstance(node, ast.arg):
+            yield node.arg
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            yield node.id
+        elif isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store):
+            yield node.attr
