@@ -121,6 +121,11 @@ def test_a_pool_that_is_too_small_says_how_much_would_do(folder: Path, model: An
     assert caught.value.remedy
 
 
+def test_one_sequence_at_a_time_is_enough(folder: Path, llm: LLM) -> None:
+    with LLM(str(folder), dtype="float32", kv_memory="4MiB", max_num_seqs=1) as narrow:
+        assert _tokens(narrow, PROMPTS) == _tokens(llm, PROMPTS)
+
+
 def test_the_command_line_runs_it_too(monkeypatch: pytest.MonkeyPatch, folder: Path, llm: LLM) -> None:
     arguments = ["generate", "--model", str(folder), "--dtype", "float32", "--kv-memory", "4MiB", "--ignore-eos"]
     said = run_octavo(monkeypatch, [*arguments, "--json", "--max-tokens", "24", *PROMPTS])

@@ -24,12 +24,20 @@ _SAMPLINGS: tuple[dict[str, Any], ...] = (
 
 
 def run_warm_up(runner: ModelRunner) -> int:
-    """Prefill and then decode a short request for each way through the sampler; how many steps that took."""
+    """Prefill and then decode a short request for each way through the sampler; how many steps that took.
+
+    The requests run together, or one after the other where the batch has too few rows.
+    """
+    rows = len(runner.batch.num_tokens)
+    return sum(_warm_up(runner, _SAMPLINGS[first : first + rows]) for first in range(0, len(_SAMPLINGS), rows))
+
+
+def _warm_up(runner: ModelRunner, samplings: tuple[dict[str, Any], ...]) -> int:
     block_size = min((group.block_size for group in runner.groups), default=_WARM_UP_TOKENS + 1)
     num_tokens = max(1, min(_WARM_UP_TOKENS, block_size - 1, runner.max_model_len - 1))
     requests = [
         _request(f"warm-up {i}", num_tokens, sampling, [[_BLOCK]] * len(runner.groups))
-        for i, sampling in enumerate(_SAMPLINGS)
+        for i, sampling in enumerate(samplings)
     ]
     names = [request.request_id for request in requests]
     steps = [_step(dict.fromkeys(names, num_tokens), new=requests)]
