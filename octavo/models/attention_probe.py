@@ -28,8 +28,9 @@ NUM_PROBE_TOKENS = 9
 """Tokens of a probing forward; two repeats of `_REPEAT` tokens and one more."""
 
 _REPEAT = 4
-_FIRST_POSITION = 100
-"""Where the repeated tokens stand: far enough for a changed rotary frequency to show, near enough for short models."""
+_FIRST_POSITION = 16
+"""Where the repeated tokens stand: far enough for a changed rotary frequency to show, and below any length at which
+frequencies change."""
 
 _REMEDY = "Octavo cannot run this model yet; use another one."
 
@@ -139,7 +140,7 @@ def _run(model: Any, part: Any, recorder: Recorder, tokens: torch.Tensor, positi
 def _check_independence(
     alone: list[AttentionCall], crowded: list[AttentionCall], output: torch.Tensor, crowded_output: torch.Tensor
 ) -> None:
-    tolerance = 1e-3 if output.dtype == torch.float32 else 0.2
+    """Each of the four repeated tokens must come out alike, whatever stands beside it."""
     if [call.layer_index for call in alone] != [call.layer_index for call in crowded]:
         raise UnsupportedModelError("The model's layers do not all compute attention each time.", remedy=_REMEDY)
     pairs = [
@@ -149,15 +150,25 @@ def _check_independence(
     ]
     pairs.append(("The last layer", output[None], crowded_output[None]))
     for where, one, other in pairs:
-        expected = one[:, :, :_REPEAT].float()
+        expected = one[:, :, :_REPEAT]
         for start, reason in (
             (0, "how far the longest sequence of a batch reaches"),
             (_REPEAT, "its neighbours outside of attention"),
         ):
-            found = other[:, :, start : start + _REPEAT].float()
-            if bool((found - expected).norm() > tolerance * expected.norm()):
+            if _differ(other[:, :, start : start + _REPEAT], expected):
                 raise UnsupportedModelError(
                     f"{where} lets a token's own vectors depend on {reason}.",
                     remedy="A rotary embedding that changes with length (longrope, dynamic NTK) runs up to its "
                     "original length, given as --max-model-len; a recurrence or convolution cannot be computed yet.",
                 )
+
+
+def _differ(found: torch.Tensor, expected: torch.Tensor) -> bool:
+    """Whether tokens, third dimension of both, differ by more than rounding explains.
+
+    In 16 bits a rounding may send one token to another expert, so one token in four may differ.
+    """
+    tolerance, num_excused = (1e-3, 0) if found.dtype == torch.float32 else (0.05, 1)
+    by_token = expected.float().transpose(0, 2).flatten(1)
+    errors = (found.float().transpose(0, 2).flatten(1) - by_token).norm(dim=1)
+    return int((errors > tolerance * by_token.norm(dim=1)).sum()) > num_excused
