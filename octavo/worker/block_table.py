@@ -13,7 +13,7 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from octavo.kv.specs import NULL_BLOCK, PAD_SLOT
+from octavo.worker.step_kernels import append_ids, slots_of
 
 Int32Array = npt.NDArray[np.int32]
 Int64Array = npt.NDArray[np.int64]
@@ -32,32 +32,26 @@ class BlockTable:
         self.block_size = block_size
         self.max_blocks = max_blocks
         """Most ids one row can ever hold: the longest request, in blocks."""
-        self.rows: Int32Array = np.zeros((num_rows, min(_FIRST_WIDTH, max_blocks)), dtype=np.int32)
+        self.rows: Int32Array = np.zeros((num_rows, max(1, min(_FIRST_WIDTH, max_blocks))), dtype=np.int32)
         self.num_blocks: Int32Array = np.zeros(num_rows, dtype=np.int32)
 
     def set_row(self, row: int, block_ids: Sequence[int]) -> None:
         """Make `block_ids` the whole table of `row`."""
         self.num_blocks[row] = 0
-        self.append(np.full(len(block_ids), row, dtype=np.int64), block_ids)
+        self.append([row] * len(block_ids), block_ids)
 
-    def append(self, rows: Sequence[int] | Int64Array, block_ids: Sequence[int]) -> None:
-        """Append `block_ids[i]` to row `rows[i]`, for all i at once. Equal rows must be neighbours.
+    def append(self, rows: Sequence[int], block_ids: Sequence[int]) -> None:
+        """Append `block_ids[i]` to row `rows[i]`, for all i in turn.
 
         Raises `ValueError` when a row would outgrow `max_blocks`; nothing is changed then.
         """
-        if len(block_ids) == 0:
-            return
-        index = np.asarray(rows, dtype=np.int64)
-        starts = np.flatnonzero(np.concatenate(([True], index[1:] != index[:-1])))
-        counts = np.diff(np.append(starts, len(index)))
-        columns = self.num_blocks[index] + np.arange(len(index)) - np.repeat(starts, counts)
-        needed = int(columns.max()) + 1
+        index, ids = np.array(rows, dtype=np.int64), np.array(block_ids, dtype=np.int32)
+        needed = append_ids(self.rows, self.num_blocks, index, ids)
         if needed > self.max_blocks:
             raise ValueError(f"a row of {needed} blocks is longer than the longest request, {self.max_blocks} blocks")
         if needed > self.rows.shape[1]:
             self._widen(needed)
-        self.rows[index, columns] = block_ids
-        self.num_blocks[index[starts]] += counts.astype(np.int32)
+            append_ids(self.rows, self.num_blocks, index, ids)
 
     def move_row(self, source: int, target: int) -> None:
         """Let row `target` be what row `source` is. Ids beyond a row's end are never read, so they are not cleared."""
@@ -67,12 +61,7 @@ class BlockTable:
 
     def slots(self, token_rows: Int64Array, positions: Int64Array) -> Int64Array:
         """int64 slot of each token, given its row and its position; `PAD_SLOT` where nothing is kept."""
-        columns = positions // self.block_size
-        blocks = self.rows[token_rows, columns].astype(np.int64)
-        slots = blocks * self.block_size
-        slots += positions - columns * self.block_size
-        slots[blocks == NULL_BLOCK] = PAD_SLOT
-        return slots
+        return slots_of(self.rows, self.block_size, token_rows, positions)
 
     def take(self, rows: Int64Array, width: int) -> Int32Array:
         """The first `width` columns of `rows`, contiguous. Columns past a row's end hold ids of no meaning."""

@@ -6,6 +6,7 @@ by id and order; the batch computes them in the order of their rows, which no re
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
@@ -14,6 +15,7 @@ from octavo.errors import InvariantError
 from octavo.messages import CachedRequestData, NewRequestData, SchedulerOutput
 from octavo.worker.block_table import BlockTable, Int32Array, Int64Array
 from octavo.worker.sampling_table import SamplingTable
+from octavo.worker.step_kernels import flatten_rows
 
 _FIRST_WIDTH = 256
 
@@ -66,13 +68,6 @@ class InputBatch:
     def num_requests(self) -> int:
         return len(self.request_ids)
 
-    def row_of(self, request_id: str) -> int:
-        """Raises `InvariantError` when the request is not here."""
-        try:
-            return self._row_of[request_id]
-        except KeyError:
-            raise InvariantError(f"the scheduler names request {request_id!r}, which this rank does not hold") from None
-
     def update(self, step: SchedulerOutput) -> None:
         """Forget, admit and extend requests as `step` says, in this order."""
         for request_id in step.finished_request_ids:
@@ -85,33 +80,16 @@ class InputBatch:
 
     def flatten(self, step: SchedulerOutput) -> StepInput:
         """The step's tokens, in the order of rows."""
-        wanted = step.num_scheduled_tokens
         count_of_row = np.zeros(self.num_requests, dtype=np.int64)
-        count_of_row[[self.row_of(request_id) for request_id in wanted]] = list(wanted.values())
-        rows = np.flatnonzero(count_of_row)
-        counts = count_of_row[rows]
-        query_start = np.zeros(len(rows) + 1, dtype=np.int32)
-        np.cumsum(counts, out=query_start[1:])
-        first = self.num_computed[rows]
-        seq_lens = first + counts
-        token_rows = np.repeat(rows, counts)
-        positions = np.arange(len(token_rows)) + np.repeat(first - query_start[:-1], counts)
-        known = self.num_tokens[rows]
-        if (seq_lens > known).any():
-            row = int(rows[np.argmax(seq_lens > known)])
+        count_of_row[self._rows_of(step.num_scheduled_tokens)] = list(step.num_scheduled_tokens.values())
+        wanted = self.num_computed[: self.num_requests] + count_of_row
+        if (wanted > self.num_tokens[: self.num_requests]).any():
+            row = int(np.argmax(wanted > self.num_tokens[: self.num_requests]))
             raise InvariantError(
-                f"request {self.request_ids[row]!r} is to compute {int(self.num_computed[row] + count_of_row[row])} "
-                f"tokens but has {int(self.num_tokens[row])}"
+                f"request {self.request_ids[row]!r} is to compute {int(wanted[row])} tokens but has "
+                f"{int(self.num_tokens[row])}"
             )
-        return StepInput(
-            rows=rows,
-            query_start=query_start,
-            seq_lens=seq_lens.astype(np.int32),
-            token_rows=token_rows,
-            positions=positions,
-            token_ids=self.history[token_rows, positions].astype(np.int64),
-            samplers=np.flatnonzero(seq_lens == known),
-        )
+        return StepInput(*flatten_rows(count_of_row, self.num_computed, self.num_tokens, self.history))
 
     def append_tokens(self, rows: Int64Array, token_ids: Int64Array) -> None:
         """Let `token_ids[i]` be the next token of row `rows[i]`."""
@@ -142,17 +120,24 @@ class InputBatch:
         self._row_of[data.request_id] = row
 
     def _extend(self, cached: list[CachedRequestData]) -> None:
-        rows = [self.row_of(data.request_id) for data in cached]
+        rows = self._rows_of([data.request_id for data in cached])
         self.num_computed[rows] = [data.num_computed_tokens for data in cached]
-        for group, table in enumerate(self.tables):
-            new_rows: list[int] = []
-            new_ids: list[int] = []
-            for row, data in zip(rows, cached, strict=True):
-                block_ids = data.new_block_ids[group]
-                if block_ids:
-                    new_rows += [row] * len(block_ids)
-                    new_ids += block_ids
-            table.append(new_rows, new_ids)
+        new_rows: list[list[int]] = [[] for _ in self.tables]
+        new_ids: list[list[int]] = [[] for _ in self.tables]
+        for row, data in zip(rows, cached, strict=True):
+            if any(data.new_block_ids):
+                for group, block_ids in enumerate(data.new_block_ids):
+                    new_rows[group] += [row] * len(block_ids)
+                    new_ids[group] += block_ids
+        for table, group_rows, group_ids in zip(self.tables, new_rows, new_ids, strict=True):
+            if group_rows:
+                table.append(group_rows, group_ids)
+
+    def _rows_of(self, request_ids: Iterable[str]) -> list[int]:
+        try:
+            return [self._row_of[request_id] for request_id in request_ids]
+        except KeyError as error:
+            raise InvariantError(f"the scheduler names request {error}, which this rank does not hold") from None
 
     def _remove(self, request_id: str) -> None:
         row, last = self._row_of.pop(request_id), self.num_requests - 1

@@ -106,7 +106,7 @@ class ModelRunner:
         """Hidden states [T, hidden] of the step's tokens."""
         query_start, seq_lens = self._to_device(inputs.query_start), self._to_device(inputs.seq_lens)
         max_seq_len = int(inputs.seq_lens.max())
-        max_query_len = int(np.diff(inputs.query_start).max())
+        max_query_len = int((inputs.query_start[1:] - inputs.query_start[:-1]).max())
         for group, table in zip(self.groups, self.batch.tables, strict=True):
             width = -(-max_seq_len // table.block_size)
             group.metadata = AttentionMetadata(
