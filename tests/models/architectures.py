@@ -61,6 +61,8 @@ class Architecture(NamedTuple):
         )
 
 
+NO_GROUPS = {key: field for key, field in COMMON.items() if key != "num_key_value_heads"}
+
 GPT2_FIELDS: dict[str, Any] = {
     "vocab_size": VOCAB_SIZE,
     "n_embd": 32,
@@ -106,8 +108,8 @@ ARCHITECTURES: dict[str, Architecture] = {
     "glm4": Architecture(COMMON | {"head_dim": 8}),
     "nemotron": Architecture(COMMON),
     "exaone4": Architecture(COMMON | {"sliding_window": WINDOW, "layer_types": MIXED}, "SFSF"),
-    "opt": Architecture(COMMON | {"ffn_dim": 48, "word_embed_proj_dim": 32}, num_kv_heads=4),
-    "gpt_neox": Architecture(COMMON, num_kv_heads=4),
+    "opt": Architecture(NO_GROUPS | {"ffn_dim": 48, "word_embed_proj_dim": 32}, num_kv_heads=4),
+    "gpt_neox": Architecture(NO_GROUPS, num_kv_heads=4),
     "gpt2": Architecture(GPT2_FIELDS, num_kv_heads=4),
     "gpt2-scaled-by-layer": Architecture(GPT2_FIELDS | {"scale_attn_by_inverse_layer_idx": True}, num_kv_heads=4),
 }

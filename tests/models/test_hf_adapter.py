@@ -10,8 +10,10 @@ import torch
 from octavo.attention.torch_reference import TorchReference
 from octavo.config import LayerConfig
 from octavo.errors import UnsupportedModelError
+from octavo.formats.kv_specs import kv_cache_specs
+from octavo.formats.model_config import load_model_config
 from octavo.kv.specs import FullAttentionSpec, SlidingWindowSpec
-from tests.models.architectures import ARCHITECTURES, WINDOW, load_folder, random_prompts, save_model
+from tests.models.architectures import ARCHITECTURES, WINDOW, folder_files, load_folder, random_prompts, save_model
 from tests.models.paged_run import PagedRun, logits_in_chunks
 
 QUICK = ("llama", "gemma3_text", "gpt_oss")
@@ -30,7 +32,11 @@ def _relative_error(model: torch.nn.Module, prompt: list[int], logits: torch.Ten
 @pytest.mark.parametrize("name", _names())
 def test_chunks_through_the_cache_equal_a_whole_forward(name: str, tmp_path: Path) -> None:
     theirs = save_model(name, tmp_path)
-    model = load_folder(tmp_path, ARCHITECTURES[name].model_config(name))
+    config = load_model_config(folder_files(tmp_path))
+    assert config.layers == ARCHITECTURES[name].model_config(name).layers
+    model = load_folder(tmp_path, config)
+    specs, shared = kv_cache_specs(config, block_size=4, dtype="float32")
+    assert (model.kv_cache_specs(), model.shared_layers) == (specs, shared)
     prompts = random_prompts((2 * WINDOW + 9, 5, 3 * WINDOW))
     for prompt, logits in zip(prompts, logits_in_chunks(model, prompts, (3, 8, 1)), strict=True):
         assert _relative_error(theirs, prompt, logits) < 1e-5
