@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
-from octavo.attention.numba_emit import BFLOAT16, FLOAT16, FLOAT32, Element, VectorPath
+from octavo.attention.numba_emit import BFLOAT16, FLOAT16, FLOAT32, LINE, Element, VectorPath
 from octavo.attention.numba_job import (
+    AHEAD,
+    LIST_BYTES,
     SEGMENT,
     SPAN_SEGMENTS,
     Part,
     Scratch,
+    Segment,
     Tile,
     align,
     first_position,
@@ -32,6 +35,7 @@ from octavo.attention.numba_vectors import (
     get_int64,
     load,
     maximum_of,
+    prefetch,
     put_int8,
     put_int64,
     splat,
@@ -58,25 +62,41 @@ def gather_rows(path: VectorPath, row_element: Element, job: Any, scratch: Scrat
 
 
 @compiled
-def list_tokens(job: Any, scratch: Scratch, request: int, segment: int, begin: int, end: int) -> None:
-    """Addresses of the keys and values at `begin` to `end - 1` of the segment; score tiles repeat the last."""
+def list_tokens(job: Any, request: int, segment: int, begin: int, end: int, listed: int) -> None:
+    """Lists the addresses of the keys at `begin` to `end - 1` of a segment at `listed`, and of the values behind them.
+
+    Places outside, up to the segment's size, repeat the nearest token: they are read in passing and not used.
+    """
     table = job.block_table + 4 * request * job.block_table_width
     position = segment * SEGMENT + begin
     block, offset = position // job.block_size, position % job.block_size
     number = get_int32(table + 4 * block)
+    key, value = 0, 0
     for token in range(begin, end):
         if offset == job.block_size:
             block, offset = block + 1, 0
             number = get_int32(table + 4 * block)
-        put_int64(scratch.keys + 8 * token, job.keys + number * job.key_block_bytes + offset * job.key_token_bytes)
+        key = job.keys + number * job.key_block_bytes + offset * job.key_token_bytes
         value = job.values + number * job.value_block_bytes + offset * job.value_token_bytes
-        put_int64(scratch.values + 8 * token, value)
+        put_int64(listed + 8 * token, key)
+        put_int64(listed + LIST_BYTES + 8 * token, value)
         offset += 1
-    first = begin // TILE_TOKENS * TILE_TOKENS
-    for token in range(first, begin):
-        put_int64(scratch.keys + 8 * token, get_int64(scratch.keys + 8 * begin))
-    for token in range(end, (end + TILE_TOKENS - 1) // TILE_TOKENS * TILE_TOKENS):
-        put_int64(scratch.keys + 8 * token, get_int64(scratch.keys + 8 * (end - 1)))
+    first_key, first_value = get_int64(listed + 8 * begin), get_int64(listed + LIST_BYTES + 8 * begin)
+    for token in range(begin):
+        put_int64(listed + 8 * token, first_key)
+        put_int64(listed + LIST_BYTES + 8 * token, first_value)
+    for token in range(end, SEGMENT):
+        put_int64(listed + 8 * token, key)
+        put_int64(listed + LIST_BYTES + 8 * token, value)
+
+
+@compiled
+def prefetch_rows(listed: int, offset: int, begin: int, end: int, num_bytes: int) -> None:
+    """Asks for `num_bytes` of the rows `begin` to `end - 1` of a list."""
+    for token in range(begin, end):
+        at = get_int64(listed + 8 * token) + offset
+        for line in range(0, num_bytes, LINE):
+            prefetch(at + line)
 
 
 @compiled
@@ -88,12 +108,18 @@ def score_rows(
     scratch: Scratch,
     tile: Tile,
     head: int,
-    begin: int,
-    end: int,
+    seg: Segment,
 ) -> None:
-    """Products of the rows of the tile's head number `head` with the listed keys, into `scratch.scores`."""
-    offset, first_row = (tile.head + head) * job.key_head_bytes, head * tile.num_rows
-    for token in range(begin // TILE_TOKENS * TILE_TOKENS, end, TILE_TOKENS):
+    """Products of the rows of the tile's head number `head` with the listed keys, into `scratch.scores`.
+
+    Meanwhile the values are fetched; and the keys too, unless the segment before did so.
+    """
+    offset, value_offset = (tile.head + head) * job.key_head_bytes, (tile.head + head) * job.value_head_bytes
+    first_row = head * tile.num_rows
+    for token in range(seg.begin // TILE_TOKENS * TILE_TOKENS, seg.end, TILE_TOKENS):
+        if seg.is_first:
+            ahead = min(token + AHEAD, SEGMENT)
+            prefetch_rows(seg.listed, offset, ahead, min(ahead + TILE_TOKENS, seg.end), job.size * element.num_bytes)
         for group in range(0, tile.num_rows, TILE_ROWS):
             score_tile(
                 path,
@@ -102,22 +128,27 @@ def score_rows(
                 min(tile.num_rows - group, TILE_ROWS),
                 scratch.rows + (first_row + group) * scratch.row_bytes,
                 scratch.row_bytes,
-                scratch.keys + 8 * token,
+                seg.listed + 8 * token,
                 offset,
                 job.size,
                 scratch.scores + 4 * ((first_row + group) * SEGMENT + token),
                 4 * SEGMENT,
+                seg.listed + LIST_BYTES + 8 * token,
+                value_offset,
             )
 
 
 @compiled
 def sum_values(
-    path: VectorPath, element: Element, job: Any, scratch: Scratch, tile: Tile, state: int, begin: int, end: int
+    path: VectorPath, element: Element, job: Any, scratch: Scratch, tile: Tile, state: int, seg: Segment
 ) -> None:
-    """Adds the listed values, by the weights in `scratch.scores`, to the weighted sums of `state`."""
+    """Adds the listed values, by the weights in `scratch.scores`, to the weighted sums of `state`.
+
+    Meanwhile the next segment's keys are fetched.
+    """
     vector = align(4 * tile.num_heads * tile.num_rows)
     for head in range(tile.num_heads):
-        offset = (tile.head + head) * job.value_head_bytes
+        offset, key_offset = (tile.head + head) * job.value_head_bytes, (tile.head + head) * job.key_head_bytes
         for group in range(0, tile.num_rows, TILE_ROWS):
             row, column = head * tile.num_rows + group, 0
             while column < job.value_size:
@@ -125,44 +156,19 @@ def sum_values(
                     path,
                     element,
                     min(tile.num_rows - group, TILE_ROWS),
-                    scratch.scores + 4 * (row * SEGMENT + begin),
+                    scratch.scores + 4 * (row * SEGMENT + seg.begin),
                     4 * SEGMENT,
                     scratch.keep + 4 * row,
                     scratch.take + 4 * row,
-                    scratch.values + 8 * begin,
+                    seg.listed + LIST_BYTES + 8 * seg.begin,
                     offset + column * element.num_bytes,
-                    end - begin,
+                    seg.end - seg.begin,
                     job.value_size - column,
                     state + 2 * vector + row * scratch.line_bytes + 4 * column,
                     scratch.line_bytes,
+                    seg.next_listed + 8 * seg.begin,
+                    key_offset + column * element.num_bytes,
                 )
-
-
-@compiled
-def fold_segments(
-    path: VectorPath,
-    row_element: Element,
-    element: Element,
-    job: Any,
-    scratch: Scratch,
-    tile: Tile,
-    state: int,
-    first_segment: int,
-    stop_segment: int,
-) -> None:
-    """Attends the positions of segments `first_segment` to `stop_segment - 1`, and folds them into `state`."""
-    first, last = reach(job, tile)
-    num_rows = tile.num_heads * tile.num_rows
-    vector = align(4 * num_rows)
-    for segment in range(first_segment, stop_segment):
-        start = segment * SEGMENT
-        begin, end = max(first - start, 0), min(last + 1 - start, SEGMENT)
-        list_tokens(job, scratch, tile.request, segment, begin, end)
-        for head in range(tile.num_heads):
-            score_rows(path, row_element, element, job, scratch, tile, head, begin, end)
-        weigh_rows(path, job, scratch, tile, segment, begin, end)
-        merge_factors(path, scratch, num_rows, scratch.tops, scratch.sums, state, state + vector)
-        sum_values(path, element, job, scratch, tile, state, begin, end)
 
 
 @compiled
@@ -173,68 +179,83 @@ def reach(job: Any, tile: Tile) -> tuple[int, int]:
 
 
 @compiled
-def attend_tile(
-    path: VectorPath, row_element: Element, element: Element, job: Any, scratch: Scratch, tile: Tile
-) -> None:
-    """Attends all positions of a tile and writes its part of the output."""
-    gather_rows(path, row_element, job, scratch, tile)
-    first, last = reach(job, tile)
-    num_rows = tile.num_heads * tile.num_rows
-    segment, stop = first // SEGMENT, last // SEGMENT + 1
-    clear_state(path, scratch, scratch.total, num_rows)
-    while segment < stop:
-        span_stop = min((segment // SPAN_SEGMENTS + 1) * SPAN_SEGMENTS, stop)
-        clear_state(path, scratch, scratch.span, num_rows)
-        fold_segments(path, row_element, element, job, scratch, tile, scratch.span, segment, span_stop)
-        merge_states(path, scratch, scratch.span, scratch.total, num_rows)
-        segment = span_stop
-    write_rows(path, job, scratch, tile)
-
-
-@compiled
-def attend_part(
+def attend_segments(
     path: VectorPath,
     row_element: Element,
     element: Element,
     job: Any,
     scratch: Scratch,
     tile: Tile,
-    part: Part,
-    unit: int,
+    granule: int,
     slots: int,
+    first_segment: int,
+    stop_segment: int,
 ) -> None:
-    """Attends the share `unit` of a split request; each granule's state is left in its slot, `slots` on."""
-    gather_rows(path, row_element, job, scratch, tile)
+    """Attends the positions of segments `first_segment` to `stop_segment - 1`.
+
+    Where `granule` is 0 they are folded into `scratch.total`, span by span; else every `granule` segments into a slot
+    of their own, where `slots` is that of the tile's first.
+    """
     first, last = reach(job, tile)
     num_rows = tile.num_heads * tile.num_rows
-    slot_bytes = align(state_bytes(num_rows, job.value_size))
-    first_granule = first // SEGMENT // part.granule
-    for slot in range(unit * part.num_slots // part.num_units, (unit + 1) * part.num_slots // part.num_units):
-        state, start = slots + slot * slot_bytes, (first_granule + slot) * part.granule
-        clear_state(path, scratch, state, num_rows)
-        begin, stop = max(start, first // SEGMENT), min(start + part.granule, last // SEGMENT + 1)
-        fold_segments(path, row_element, element, job, scratch, tile, state, begin, stop)
+    size = SPAN_SEGMENTS if granule == 0 else granule
+    slot_bytes = 0 if granule == 0 else align(state_bytes(num_rows, job.value_size))
+    slot = scratch.span if granule == 0 else slots - first // SEGMENT // granule * slot_bytes
+    clear_state(path, scratch, scratch.total, num_rows)
+    for segment in range(first_segment, stop_segment):
+        start = segment * SEGMENT
+        begin, end = max(first - start, 0), min(last + 1 - start, SEGMENT)
+        listed, next_listed = (
+            scratch.lists + segment % 2 * 2 * LIST_BYTES,
+            scratch.lists + (segment + 1) % 2 * 2 * LIST_BYTES,
+        )
+        if segment == first_segment:
+            list_tokens(job, tile.request, segment, begin, end, listed)
+        if segment + 1 < stop_segment:
+            list_tokens(job, tile.request, segment + 1, 0, min(last + 1 - start - SEGMENT, SEGMENT), next_listed)
+        else:
+            next_listed = listed
+        seg = Segment(begin, end, listed, next_listed, segment == first_segment)
+        state = slot + segment // size * slot_bytes
+        if segment == first_segment or segment % size == 0:
+            clear_state(path, scratch, state, num_rows)
+        for head in range(tile.num_heads):
+            score_rows(path, row_element, element, job, scratch, tile, head, seg)
+        weigh_rows(path, job, scratch, tile, segment, begin, end)
+        merge_factors(path, scratch, num_rows, scratch.tops, scratch.sums, state, state + align(4 * num_rows))
+        sum_values(path, element, job, scratch, tile, state, seg)
+        if granule == 0 and (segment + 1 == stop_segment or (segment + 1) % size == 0):
+            merge_states(path, scratch, state, scratch.total, num_rows)
+
+
+@compiled
+def share_of(job: Any, tile: Tile, part: Part, unit: int) -> tuple[int, int]:
+    """The segments of unit number `unit`, from the first to behind the last."""
+    first, last = reach(job, tile)
+    begin, stop = first // SEGMENT, last // SEGMENT + 1
+    if part.granule == 0:
+        return begin, stop
+    granule = begin // part.granule
+    own_begin = (granule + unit * part.num_slots // part.num_units) * part.granule
+    own_stop = (granule + (unit + 1) * part.num_slots // part.num_units) * part.granule
+    return max(own_begin, begin), min(own_stop, stop)
 
 
 @compiled
 def join_parts(path: VectorPath, job: Any, scratch: Scratch, tile: Tile, part: Part, slots: int) -> None:
-    """Folds the slots of a split request in the order of `attend_tile`, and writes its part of the output."""
+    """Folds the slots of a split request into `scratch.total`, in the order of an unsplit one."""
     first, last = reach(job, tile)
     num_rows = tile.num_heads * tile.num_rows
     slot_bytes = align(state_bytes(num_rows, job.value_size))
     clear_state(path, scratch, scratch.total, num_rows)
-    if part.granule == SPAN_SEGMENTS:
-        for slot in range(part.num_slots):
-            merge_states(path, scratch, slots + slot * slot_bytes, scratch.total, num_rows)
-    else:
-        clear_state(path, scratch, scratch.span, num_rows)
-        for slot in range(part.num_slots):
-            segment = first // SEGMENT + slot
-            merge_states(path, scratch, slots + slot * slot_bytes, scratch.span, num_rows)
-            if segment == last // SEGMENT or (segment + 1) % SPAN_SEGMENTS == 0:
-                merge_states(path, scratch, scratch.span, scratch.total, num_rows)
-                clear_state(path, scratch, scratch.span, num_rows)
-    write_rows(path, job, scratch, tile)
+    clear_state(path, scratch, scratch.span, num_rows)
+    for slot in range(part.num_slots):
+        segment = first // SEGMENT + slot
+        target = scratch.total if part.granule == SPAN_SEGMENTS else scratch.span
+        merge_states(path, scratch, slots + slot * slot_bytes, target, num_rows)
+        if part.granule < SPAN_SEGMENTS and (segment == last // SEGMENT or (segment + 1) % SPAN_SEGMENTS == 0):
+            merge_states(path, scratch, scratch.span, scratch.total, num_rows)
+            clear_state(path, scratch, scratch.span, num_rows)
 
 
 @compiled
@@ -298,15 +319,17 @@ def attend_unit(
 ) -> None:
     """Does unit number `unit` of a request; whoever does a split request's last unit joins its parts."""
     tile = tile_of(job, request, part, unit)
-    if part.granule == 0:
-        attend_tile(path, row_element, element, job, scratch, tile)
-        return
     slots = job.slots + used_bytes
-    attend_part(path, row_element, element, job, scratch, tile, part, unit, slots)
-    counter = job.counters + 8 * request
-    if fetch_add(counter, 1) == part.num_units - 1:
+    begin, stop = share_of(job, tile, part, unit)
+    gather_rows(path, row_element, job, scratch, tile)
+    attend_segments(path, row_element, element, job, scratch, tile, part.granule, slots, begin, stop)
+    if part.granule > 0:
+        counter = job.counters + 8 * request
+        if fetch_add(counter, 1) < part.num_units - 1:
+            return
         put_int64(counter, 0)
         join_parts(path, job, scratch, tile, part, slots)
+    write_rows(path, job, scratch, tile)
 
 
 @compiled

@@ -9,8 +9,8 @@ import numpy as np
 import torch
 
 from octavo.attention.backend import AttentionBackend, AttentionLayer, AttentionMetadata, KVCacheView
-from octavo.attention.numba_emit import BFLOAT16, FLOAT16, FLOAT32, Element, VectorPath
-from octavo.attention.numba_job import JOB, LINE, SLOTS_PER_THREAD, STEP_FIELDS, align, scratch_bytes, state_bytes
+from octavo.attention.numba_emit import BFLOAT16, FLOAT16, FLOAT32, LINE, Element, VectorPath
+from octavo.attention.numba_job import JOB, SLOTS_PER_THREAD, STEP_FIELDS, align, scratch_bytes, state_bytes
 from octavo.attention.numba_kernels import attend_kernel, row_element_of, vector_paths, write_kernel
 from octavo.attention.numba_rows import CODES
 from octavo.attention.numba_write import UNIT_TOKENS, WRITE_JOB, WRITE_STEP_FIELDS

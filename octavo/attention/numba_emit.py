@@ -15,6 +15,8 @@ FLOAT = ir.FloatType()
 INT16 = ir.IntType(16)
 INT32 = ir.IntType(32)
 INT64 = ir.IntType(64)
+LINE = 64
+"""Bytes of a cache line."""
 
 
 class BFloatType(ir.Type):  # type: ignore[misc]
@@ -237,6 +239,11 @@ def emit_exp2(builder: Any, x: Any) -> Any:
     scaled = builder.add(builder.bitcast(result, vector_of(INT32, lanes)), power)
     in_range = builder.fcmp_ordered(">=", x, low)
     return builder.select(in_range, builder.bitcast(scaled, x.type), constant(FLOAT, lanes, 0.0))
+
+
+def emit_prefetch(builder: Any, address: Any) -> None:
+    """Asks for the cache line of `address`; harmless for any address."""
+    call(builder, "llvm.prefetch.p0", ir.VoidType(), [pointer(builder, address), INT32(0), INT32(2), INT32(1)])
 
 
 def lanes_from(builder: Any, vector: Any, start: int, count: int) -> Any:

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from octavo.attention.numba_emit import LINE
 from octavo.attention.numba_vectors import compiled, get_int32
 
 SEGMENT = 128
@@ -81,8 +82,9 @@ JOB = np.dtype(
 )
 """`scale` multiplies scores; `soft_cap` is 0 where there is none."""
 
-LIST_BYTES = 8 * (SEGMENT + 4)
-LINE = 64
+AHEAD = 16
+"""How many tokens before its turn a key is asked for."""
+LIST_BYTES = 8 * SEGMENT
 
 
 class Tile(NamedTuple):
@@ -104,8 +106,8 @@ class Scratch(NamedTuple):
 
     rows: int
     row_bytes: int
-    keys: int
-    values: int
+    lists: int
+    """Two lists of addresses, each of a segment's keys and, behind them, of its values."""
     scores: int
     tops: int
     sums: int
@@ -115,6 +117,21 @@ class Scratch(NamedTuple):
     total: int
     line_bytes: int
     """From one row's weighted sum to the next."""
+
+
+class Segment(NamedTuple):
+    """The segment under way."""
+
+    begin: int
+    """Offset of the first position read."""
+    end: int
+    """Offset behind the last position read."""
+    listed: int
+    """Address of the list of its keys' and values' addresses."""
+    next_listed: int
+    """The next segment's; the same one where there is none."""
+    is_first: bool
+    """Whether the unit begins with it, so that nothing has fetched its keys yet."""
 
 
 class Part(NamedTuple):
@@ -157,7 +174,7 @@ def state_rows(num_kv_heads: int, group_size: int) -> int:
 def scratch_bytes(num_kv_heads: int, group_size: int, size: int, value_size: int) -> int:
     """Bytes of one thread's working memory."""
     num_rows = state_rows(num_kv_heads, group_size)
-    fixed = 2 * align(LIST_BYTES) + num_rows * 4 * SEGMENT + 4 * align(4 * num_rows)
+    fixed = 4 * LIST_BYTES + num_rows * 4 * SEGMENT + 4 * align(4 * num_rows)
     return fixed + num_rows * align(4 * size) + 2 * align(state_bytes(num_rows, value_size))
 
 
@@ -167,9 +184,8 @@ def scratch_of(job: Any, thread: int) -> Scratch:
     num_rows = state_rows(job.num_kv_heads, job.group_size)
     row_bytes = align(4 * job.size)
     rows = job.scratch + thread * job.scratch_bytes
-    keys = rows + num_rows * row_bytes
-    values = keys + align(LIST_BYTES)
-    scores = values + align(LIST_BYTES)
+    lists = rows + num_rows * row_bytes
+    scores = lists + 4 * LIST_BYTES
     tops = scores + num_rows * 4 * SEGMENT
     vector = align(4 * num_rows)
     span = tops + 4 * vector
@@ -177,8 +193,7 @@ def scratch_of(job: Any, thread: int) -> Scratch:
     return Scratch(
         rows,
         row_bytes,
-        keys,
-        values,
+        lists,
         scores,
         tops,
         tops + vector,

@@ -23,6 +23,7 @@ from octavo.attention.numba_emit import (
     INT16,
     INT32,
     INT64,
+    LINE,
     BFloatType,
     Element,
     VectorPath,
@@ -31,6 +32,7 @@ from octavo.attention.numba_emit import (
     constant,
     emit_fma,
     emit_load,
+    emit_prefetch,
     first_lanes,
     lanes_from,
     pointer,
@@ -116,6 +118,11 @@ def _offset(builder: Any, base: Any, index: Any, step: int) -> Any:
     return builder.add(base, builder.mul(index, INT64(step)))
 
 
+def _listed(builder: Any, addresses: Any, index: Any) -> Any:
+    """Address number `index` of a list."""
+    return builder.load(builder.gep(pointer(builder, addresses), [index], source_etype=INT64), typ=INT64)
+
+
 def _for_each_count(builder: Any, count: Any, emit: Callable[[int], None]) -> None:
     """Code that does `emit(n)` for the n from 1 to `TILE_ROWS` that equals `count`."""
     for number in range(TILE_ROWS, 0, -1):
@@ -143,11 +150,14 @@ def score_tile(
     size: Any,
     out: Any,
     out_bytes: Any,
+    ahead: Any,
+    ahead_offset: Any,
 ) -> Any:
     """Scores of `num_rows` (1 to `TILE_ROWS`) rows and `TILE_TOKENS` tokens.
 
     `rows` is the first row's address, `row_bytes` the way to the next; `keys` points to int64 addresses, to each of
     which `key_offset` is added; `size` numbers are multiplied. Float32 scores go to `out`, rows `out_bytes` apart.
+    As much as is read of each key is asked for at the addresses that `ahead` points to, `ahead_offset` added.
     """
     kinds = path.value, row_element.value, element.value
 
@@ -159,19 +169,18 @@ def score_tile(
         _for_each_count(builder, arguments[3], emit_count)
         return context.get_dummy_value()
 
-    return types.none(path, row_element, element, *[types.int64] * 8), emit
+    return types.none(path, row_element, element, *[types.int64] * 10), emit
 
 
 def _emit_scores(builder: Any, kinds: tuple[VectorPath, Element, Element], group: range, arguments: Any) -> None:
     path, row_element, element = kinds
-    rows, row_bytes, keys, key_offset, size, out, out_bytes = arguments
+    rows, row_bytes, keys, key_offset, size, out, out_bytes, ahead, ahead_offset = arguments
     is_pairs = uses_dot(path, row_element, element)
     step = path.lanes * (2 if is_pairs else 1)
-    listed = pointer(builder, keys)
-    key_at = [
-        builder.add(builder.load(builder.gep(listed, [INT64(token)], source_etype=INT64), typ=INT64), key_offset)
-        for token in range(TILE_TOKENS)
-    ]
+    key_at, ahead_at = (
+        [builder.add(_listed(builder, addresses, INT64(token)), offset) for token in range(TILE_TOKENS)]
+        for addresses, offset in ((keys, key_offset), (ahead, ahead_offset))
+    )
     row_at = [_offset(builder, rows, row_bytes, row) for row in group]
     totals = _Accumulators(builder, path, len(group), TILE_TOKENS)
 
@@ -184,6 +193,7 @@ def _emit_scores(builder: Any, kinds: tuple[VectorPath, Element, Element], group
 
         parts = [part(row_element, at) for at in row_at]
         for token, at in enumerate(key_at):
+            emit_prefetch(builder, _offset(builder, ahead_at[token], start, element.num_bytes))
             key = part(element, at)
             for row, values in enumerate(parts):
                 totals.add_product(row, token, values, key)
@@ -215,13 +225,16 @@ def accumulate_tile(
     num_columns: Any,
     out: Any,
     out_bytes: Any,
+    ahead: Any,
+    ahead_offset: Any,
 ) -> Any:
     """Weighted sums of values for `num_rows` (1 to `TILE_ROWS`) rows and `TILE_VECTORS` vectors of columns.
 
     Where fewer than two vectors' columns are left, one vector is done; numbers behind `num_columns` are not touched.
     `weights` points to float32 `[row][token]`, rows `weight_bytes` apart; `values` to `num_tokens` int64 addresses, to
     each of which `value_offset` is added; `keep` and `take` to a float32 per row; `out` is float32 in whole vectors,
-    rows `out_bytes` apart. Returns the columns that are done.
+    rows `out_bytes` apart. As much as is read of each value is asked for at the addresses that `ahead` points to,
+    `ahead_offset` added. Returns the columns that are done.
     """
     vectors = path.value
 
@@ -248,21 +261,22 @@ def accumulate_tile(
                 emit_width(1, some)
         return builder.load(done)
 
-    return types.int64(path, element, *[types.int64] * 11), emit
+    return types.int64(path, element, *[types.int64] * 13), emit
 
 
 def _emit_sums(
     builder: Any, kinds: tuple[VectorPath, Element], group: range, width: int, some: Any, arguments: Any
 ) -> None:
     path, element = kinds
-    weights, weight_bytes, keep, take, values, value_offset, num_tokens, out, out_bytes = arguments
-    listed = pointer(builder, values)
+    weights, weight_bytes, keep, take, values, value_offset, num_tokens, out, out_bytes, ahead, ahead_offset = arguments
     weight_rows = [pointer(builder, _offset(builder, weights, weight_bytes, row)) for row in group]
     totals = _Accumulators(builder, path, len(group), width)
     with cgutils.for_range(builder, num_tokens, intp=INT64) as loop:
-        address = builder.load(builder.gep(listed, [loop.index], source_etype=INT64), typ=INT64)
-        at = builder.add(address, value_offset)
+        at = builder.add(_listed(builder, values, loop.index), value_offset)
+        ahead_at = builder.add(_listed(builder, ahead, loop.index), ahead_offset)
         step = path.lanes * element.num_bytes
+        for line in range(0, width * step, LINE):
+            emit_prefetch(builder, builder.add(ahead_at, INT64(line)))
         parts = [emit_load(builder, path, element, builder.add(at, INT64(v * step)), some) for v in range(width)]
         for row, line in enumerate(weight_rows):
             weight = builder.load(builder.gep(line, [loop.index], source_etype=FLOAT), typ=FLOAT)

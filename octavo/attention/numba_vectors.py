@@ -34,6 +34,7 @@ from octavo.attention.numba_emit import (
     emit_fma,
     emit_load,
     emit_maximum,
+    emit_prefetch,
     emit_reduce,
     emit_store,
     pointer,
@@ -301,13 +302,7 @@ def prefetch(typing_context: Any, address: Any) -> Any:
     """Asks for the cache line of `address`; harmless for any address."""
 
     def emit(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        int32 = ir.IntType(32)
-        function = builder.module.declare_intrinsic(
-            "llvm.prefetch",
-            (ir.PointerType(),),
-            ir.FunctionType(ir.VoidType(), [ir.PointerType(), int32, int32, int32]),
-        )
-        builder.call(function, [pointer(builder, arguments[0]), int32(0), int32(3), int32(1)])
+        emit_prefetch(builder, arguments[0])
         return context.get_dummy_value()
 
     return types.none(types.int64), emit
