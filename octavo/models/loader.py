@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from octavo.formats.source import ModelFiles
 from octavo.models.attention_interface import ATTENTION_NAME
 from octavo.models.gguf_weights import read_gguf_weights
 from octavo.models.hf_adapter import LoadedModel, adapt_model
-from octavo.models.transformers_api import narrow_loading, transformers_logging, without_values
+from octavo.models.transformers_api import narrow_loading, without_values
 from octavo.models.zoo import find_model
 
 _DTYPE_NAMES = {torch.float32: "float32", torch.bfloat16: "bfloat16", torch.float16: "float16"}
@@ -59,10 +60,10 @@ def load_model(
         )
     elif files.kind == "gguf":
         gguf = read_gguf_weights(files.weight_paths, _parameter_shapes(model_class, config), config, dtype)
-        model = _build(model_class, config, dtype, gguf.parameters, files.path)
+        model = _build(model_class, config, dtype, gguf.parameters, files)
         _divide_rotary(model, gguf.rotary_factors)
     else:
-        model = _build(model_class, config, dtype, _read_safetensors(files.weight_paths), files.path)
+        model = _build(model_class, config, dtype, _read_safetensors(files.weight_paths), files)
     model = model.to(device).eval()
     limit = source.max_model_len
     return adapt_model(
@@ -87,60 +88,48 @@ def _refuse_kinds(model_config: ModelConfig) -> None:
 
 
 def _random_model(model_class: Any, config: Any, dtype: torch.dtype, seed: int) -> Any:
-    with torch.random.fork_rng(devices=[]):
+    with torch.random.fork_rng(devices=[]), _refusing(model_class):
         torch.manual_seed(seed)
-        return _guarded(
-            model_class, lambda: model_class._from_config(config, dtype=dtype, attn_implementation=ATTENTION_NAME)
-        )
+        return model_class._from_config(config, dtype=dtype, attn_implementation=ATTENTION_NAME)
 
 
-def _build(model_class: Any, config: Any, dtype: torch.dtype, weights: dict[str, torch.Tensor], path: Path) -> Any:
+def _build(
+    model_class: Any, config: Any, dtype: torch.dtype, weights: dict[str, torch.Tensor], files: ModelFiles
+) -> Any:
     """The model with these weights. transformers renames, merges and ties them as it does for its own checkpoints."""
-    had_progress = transformers_logging.is_progress_bar_enabled()
-    transformers_logging.disable_progress_bar()
-    try:
-        model, report = _guarded(
-            model_class,
-            lambda: model_class.from_pretrained(
-                None,
-                config=config,
-                state_dict=weights,
-                dtype=dtype,
-                attn_implementation=ATTENTION_NAME,
-                output_loading_info=True,
-                ignore_mismatched_sizes=True,
-            ),
+    with _refusing(model_class), narrow_loading(model_class, has_exact_names=files.kind == "gguf"):
+        model, report = model_class.from_pretrained(
+            None,
+            config=config,
+            state_dict=weights,
+            dtype=dtype,
+            attn_implementation=ATTENTION_NAME,
+            output_loading_info=True,
+            ignore_mismatched_sizes=True,
         )
-    finally:
-        if had_progress:
-            transformers_logging.enable_progress_bar()
     for what, names in (
         ("lacks weights that the model has", report["missing_keys"]),
         ("holds weights that the model has not", report["unexpected_keys"]),
         ("holds weights of another shape than the model's", [entry[0] for entry in report["mismatched_keys"]]),
     ):
         if names:
-            raise ModelFileError(f"{path} {what}: {_some(names)}.", remedy="Download it again, or convert it anew.")
+            raise ModelFileError(f"{files.path} {what}: {_some(names)}.", remedy="Download or convert it again.")
     return model
 
 
-def _guarded(model_class: Any, build: Any) -> Any:
+@contextmanager
+def _refusing(model_class: Any) -> Iterator[None]:
+    """Whatever transformers raises inside this becomes one sentence."""
     try:
-        with narrow_loading(model_class):
-            return build()
-    except (ModelFileError, MemoryError):
+        yield
+    except MemoryError:
         raise
-    except KeyError as error:
-        if error.args != (ATTENTION_NAME,):
-            raise
+    except Exception as error:
+        reason = f"{type(error).__name__}: {error}"
+        if isinstance(error, KeyError) and error.args == (ATTENTION_NAME,):
+            reason = "it chooses among attention classes of its own"
         raise UnsupportedModelError(
-            f"{model_class.__name__} does not use transformers' attention interface.",
-            remedy="Octavo cannot run this model; use another one.",
-        ) from None
-    except Exception as error:  # transformers raises errors of many kinds
-        raise UnsupportedModelError(
-            f"transformers cannot build {model_class.__name__} with its attention interface: "
-            f"{type(error).__name__}: {error}",
+            f"transformers cannot build {model_class.__name__} with its attention interface: {reason}.",
             remedy="Octavo cannot run this model; use another one.",
         ) from error
 
@@ -152,8 +141,8 @@ def _some(names: Iterable[str]) -> str:
 
 
 def _parameter_shapes(model_class: Any, config: Any) -> dict[str, torch.Size]:
-    with without_values():
-        model = _guarded(model_class, lambda: model_class(config))
+    with _refusing(model_class), without_values():
+        model = model_class(config)
     return {name: parameter.shape for name, parameter in model.state_dict().items()}
 
 

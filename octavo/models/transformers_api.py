@@ -160,9 +160,16 @@ def without_values() -> Iterator[None]:
 
 
 @contextmanager
-def narrow_loading(model_class: Any) -> Iterator[None]:
-    """Inside this, `model_class.from_pretrained` constructs `without_values` instead of on the meta device."""
+def narrow_loading(model_class: Any, *, has_exact_names: bool = False) -> Iterator[None]:
+    """Inside this, `model_class.from_pretrained` constructs `without_values`, not on the meta device, and is quiet.
+
+    With `has_exact_names` the weights bear the parameters' names already: the renamings of all the checkpoints that
+    transformers knows, a thousand patterns, are not compiled to look for others.
+    """
     contexts = model_class.get_init_context
+    loading: Any = sys.modules["transformers.modeling_utils"]
+    renamings = loading.get_model_conversion_mapping
+    verbosity, had_progress = transformers_logging.get_verbosity(), transformers_logging.is_progress_bar_enabled()
 
     def narrow_contexts(*args: Any, **kwargs: Any) -> list[Any]:
         made = contexts(*args, **kwargs)
@@ -170,9 +177,17 @@ def narrow_loading(model_class: Any) -> Iterator[None]:
 
     try:
         model_class.get_init_context = narrow_contexts
+        if has_exact_names:
+            loading.get_model_conversion_mapping = lambda *args, **kwargs: []
+        transformers_logging.set_verbosity_error()
+        transformers_logging.disable_progress_bar()
         yield
     finally:
         del model_class.get_init_context
+        loading.get_model_conversion_mapping = renamings
+        transformers_logging.set_verbosity(verbosity)
+        if had_progress:
+            transformers_logging.enable_progress_bar()
 
 
 with _narrowly():
@@ -200,6 +215,5 @@ __all__ = [
     "eager_mask",
     "model_type_to_module_name",
     "narrow_loading",
-    "transformers_logging",
     "without_values",
 ]
