@@ -9,7 +9,9 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import logging
+import re
 import sys
+from collections.abc import Container
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +20,7 @@ import transformers
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
-from octavo.formats.config_fields import FIELDS, TypeFacts
+from octavo.formats.config_fields import FIELDS, OPTIONAL_FIELDS, TypeFacts
 from tools.imports import ROOT
 
 PATH = ROOT / "octavo" / "formats" / "config_defaults.json"
@@ -64,14 +66,16 @@ def _facts(model_type: str, architecture: str | None) -> TypeFacts:
         for field in dataclasses.fields(config_class)
         if field.name in wanted and field.name != "dtype" and _is_plain(value := _default(field))
     }
+    source = _modeling_text(architecture)
     if text is not None:
-        names, defaults = {}, {}
+        names, defaults, source = {}, {}, ""
     return TypeFacts(
         architecture=architecture,
         text=text,
         names=dict(sorted(names.items())),
         defaults=dict(sorted(defaults.items())),
-        masks=_masks(architecture),
+        masks=_masks(source),
+        reads=_reads(source, {*defaults, *names}),
         pattern=None if text is not None else _pattern(config_class),
     )
 
@@ -98,17 +102,25 @@ def _text_part(config_class: Any) -> tuple[str, str] | None:
     return ("text_config", part.model_type) if part.model_type in CONFIG_MAPPING else None
 
 
-def _masks(architecture: str | None) -> tuple[str, ...]:
+def _modeling_text(architecture: str | None) -> str:
+    """The source of the class's module; empty for a type without a class of its own."""
     module = transformers._class_to_module.get(architecture or "")
     if module is None:
-        return ()
-    folder = Path(transformers.__file__).parent / Path(*module.split("."))
-    texts = [
-        path.read_text(encoding="utf-8")
-        for path in (folder.with_suffix(".py"), *folder.glob("modeling_*.py"))
-        if path.is_file()
-    ]
-    return tuple(name for name, function in MASKS.items() if any(text.count(function) > 1 for text in texts))
+        return ""
+    return (
+        Path(transformers.__file__).parent.joinpath(*module.split(".")).with_suffix(".py").read_text(encoding="utf-8")
+    )
+
+
+def _masks(text: str) -> tuple[str, ...]:
+    """A mask counts when the module uses its function: once is the import alone."""
+    return tuple(name for name, function in MASKS.items() if text.count(function) > 1)
+
+
+def _reads(text: str, declared: Container[str]) -> tuple[str, ...]:
+    """Fields that the class lacks, but that its code asks a config for."""
+    asked = {field: rf"config\.{field}\b|config, [\"']{field}[\"']" for field in OPTIONAL_FIELDS}
+    return tuple(field for field, pattern in asked.items() if field not in declared and re.search(pattern, text))
 
 
 def _pattern(config_class: Any) -> tuple[tuple[str, ...], ...] | None:

@@ -41,6 +41,10 @@ FIELDS: frozenset[str] = frozenset({
 """Every field that is read anywhere in this package; the table keeps the defaults of these alone."""
 
 
+OPTIONAL_FIELDS = ("num_key_value_heads", "head_dim", "v_head_dim", "sliding_window")
+"""Fields that a config may carry while neither its class nor the modeling code knows them: then they mean nothing."""
+
+
 class TypeFacts(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """What transformers' code says about one model type."""
 
@@ -54,6 +58,8 @@ class TypeFacts(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Fields and their defaults, under this type's names."""
     masks: tuple[str, ...] = ()
     """Which masks besides the causal one the modeling code builds: `sliding`, `chunked`, `bidirectional`."""
+    reads: tuple[str, ...] = ()
+    """Those of `OPTIONAL_FIELDS` that the class lacks, but the modeling code reads where a config has them."""
     pattern: tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]] | None = None
     """Layer types that the class derives when the config lists none: first ones, repeated ones, last ones."""
 
@@ -80,6 +86,8 @@ class ConfigFields:
         """The value of field `name`: the config's own, or transformers' default; None when there is neither."""
         assert name in FIELDS, name
         own = self.facts.names.get(name, name)
+        if name in OPTIONAL_FIELDS and own not in self.facts.defaults and name not in self.facts.reads:
+            return None
         for key in (own, name):
             if key in self._values:
                 return self._values[key]

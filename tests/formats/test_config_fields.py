@@ -37,6 +37,15 @@ def test_knowing_a_field_means_stating_it_or_having_it_in_the_class() -> None:
     assert fields(kv_lora_rank=3).knows("kv_lora_rank")
 
 
+def test_a_field_that_no_code_reads_means_nothing() -> None:
+    """OPT takes a head count along that its attention ignores; Qwen 2 reads a head size that its class lacks."""
+    table = config_table()
+    opt = ConfigFields({"num_key_value_heads": 2}, "opt", table["opt"])
+    assert opt.whole("num_key_value_heads") is None
+    qwen = ConfigFields({"head_dim": 32, "v_head_dim": 64}, "qwen2", table["qwen2"])
+    assert (qwen.whole("head_dim"), qwen.whole("v_head_dim")) == (32, None)
+
+
 @pytest.mark.parametrize("value", ["8", -1, 2.5, True, [8], 1 << 60, float("inf"), float("nan")])
 def test_what_is_no_whole_number_is_refused_by_name(value: object) -> None:
     with pytest.raises(UnsupportedModelError, match="toy model has hidden_size = ") as caught:
