@@ -70,6 +70,7 @@ def set_hook(module: nn.Module, hook: AttentionHook) -> None:
 
 
 def clear_hook(module: nn.Module) -> None:
+    """Take back what `set_hook` did; does nothing where there is no hook."""
     module.__dict__.pop(_HOOK, None)
 
 
