@@ -21,6 +21,7 @@ from tests.parity.tiny import HYBRID, build_model
 from tests.worker.recalling_model import RecallingModel, next_token, sizes
 
 MIB = 2**20
+GREEDY = SamplingParams(temperature=0.0)
 
 
 @pytest.fixture(autouse=True)
@@ -49,13 +50,13 @@ def plan_for(worker: Worker) -> KVCacheConfig:
     return plan.configs[0]
 
 
-def first_step(tokens: list[int], num_groups: int) -> SchedulerOutput:
+def first_step(tokens: list[int], num_groups: int, sampling: SamplingParams = GREEDY) -> SchedulerOutput:
     num_blocks = -(-len(tokens) // 4)
     data = NewRequestData(
         request_id="r",
         token_ids=tokens,
         num_prompt_tokens=len(tokens),
-        sampling=SamplingParams(temperature=0.0),
+        sampling=sampling,
         eos_token_ids=(),
         num_computed_tokens=0,
         block_ids=tuple([100 * group + i + 1 for i in range(num_blocks)] for group in range(num_groups)),
@@ -183,7 +184,7 @@ def test_a_gpu_leaves_room_for_what_the_largest_step_needs(
 
 
 @pytest.mark.slow
-def test_a_tiny_model_from_disk_gives_transformers_tokens(tmp_path: Path) -> None:
+def test_a_tiny_model_from_disk_gives_transformers_tokens_and_log_probabilities(tmp_path: Path) -> None:
     reference = build_model(tmp_path, HYBRID)
     worker = Worker(config_of(str(tmp_path)), global_rank=0, local_rank=0)
     worker.init_device()
@@ -192,7 +193,17 @@ def test_a_tiny_model_from_disk_gives_transformers_tokens(tmp_path: Path) -> Non
     worker.initialize_from_config(config)
     worker.warm_up()
     tokens = torch.randint(3, 300, (40,), generator=torch.Generator().manual_seed(1)).tolist()
-    output = worker.execute_model(first_step(tokens, len(config.groups)))
+    sampling = SamplingParams(temperature=0.0, logprobs=3, prompt_logprobs=1)
+    output = worker.execute_model(first_step(tokens, len(config.groups), sampling))
     with torch.inference_mode():
-        expected = reference(torch.tensor([tokens])).logits[0, -1].argmax().item()
-    assert output.sampled == {"r": expected}
+        expected = torch.log_softmax(reference(torch.tensor([tokens])).logits[0].double(), dim=1)
+    assert output.sampled == {"r": expected[-1].argmax().item()}
+    assert output.logprobs["r"].token_ids[1:] == expected[-1].topk(3).indices.tolist()
+    assert output.logprobs["r"].logprobs[1:] == pytest.approx(expected[-1].topk(3).values.tolist(), abs=1e-4)
+    told = output.prompt_logprobs["r"]
+    assert [entry.token_ids[0] for entry in told] == tokens[1:]
+    assert [entry.token_ids[1] for entry in told] == expected[:-1].argmax(1).tolist()
+    chosen = expected[torch.arange(39), torch.tensor(tokens[1:])]
+    assert [entry.logprobs[0] for entry in told] == pytest.approx(chosen.tolist(), abs=1e-4)
+    ranks = (expected[:-1] > chosen[:, None]).sum(1) + 1
+    assert [entry.rank for entry in told] == ranks.tolist()
