@@ -42,6 +42,9 @@ DEFAULT_MAX_POSITION = 2048
 UNLIMITED_POSITION = 1 << 20
 """Where no field tells it and no layer attends: a state does not grow."""
 
+SLIDING_HEADS_FACTOR = {"mimo_v2_flash": 2}
+"""Model types whose sliding layers have so many times the KV heads of the config: their modeling code says so alone."""
+
 GLOBAL_HEAD_DIM = 512
 """Gemma 4's head size in full layers where the config is silent: its class has this default but no field for it."""
 
@@ -147,7 +150,7 @@ def _layer(fields: ConfigFields, types: list[str], index: int) -> LayerConfig:
         if kind != FULL:
             raise fields.refuse("layer_types", f"{kind!r} together with kv_lora_rank is not known")
         return LayerConfig(kind="mla", num_kv_heads=1, head_size=latent_size + own.positive("qk_rope_head_dim"))
-    num_kv_heads = _num_kv_heads(own, index)
+    num_kv_heads = _num_kv_heads(own, index) * (SLIDING_HEADS_FACTOR.get(own.model_type, 1) if kind == SLIDING else 1)
     head_size = _head_size(own, index)
     value_size = own.whole("v_head_dim") if own.get("v_head_dim") != head_size else None
     sizes: dict[str, Any] = {"num_kv_heads": num_kv_heads, "head_size": head_size, "head_size_v": value_size}
