@@ -18,7 +18,7 @@ from octavo.cli.live import Screen
 from octavo.cli.plan_view import plan_view
 from octavo.cli.process_clock import seconds_since_start
 from octavo.cli.prompts import PromptSource, gather_prompts
-from octavo.cli.report import closing_line, heading, json_document, progress_line
+from octavo.cli.report import closing_line, heading, json_document, progress_line, shortened
 from octavo.engine.engine_args import engine_config_from
 from octavo.errors import RequestError
 from octavo.messages import StageReport
@@ -144,6 +144,9 @@ def _show(llm: Any, current: Any, load_s: float) -> None:
     usable_blocks = llm.plan.figures.usable_blocks
     screen = Screen(lambda: progress_line(current, usable_blocks=usable_blocks))
     single = current.meter.num_sequences == 1
+    if single:
+        (request,) = current.requests
+        sys.stderr.write(f"prompt: {shortened(request.prompt, request.prompt_token_ids, width=90)}\n")
     with screen.running():
         for update in current.updates():
             if single:

@@ -31,7 +31,7 @@ class Screen:
     def __init__(self, status: Callable[[], str]) -> None:
         self._status = status
         self._shared = sys.stdout.isatty() and sys.stderr.isatty()
-        self._console = Console(stderr=not self._shared, highlight=False, soft_wrap=True)
+        self._console = Console(stderr=not self._shared, highlight=False)
         self._open = ""
         self._has_text = False
 
@@ -81,7 +81,7 @@ class Screen:
     def _settle(self, num_characters: int) -> None:
         """Print that much of the open line for good, above the live line."""
         text, self._open = self._open[:num_characters], self._open[num_characters:]
-        self._console.print(Text(text))
+        self._console.print(Text(text), soft_wrap=True)
 
     def _render(self) -> RenderableType:
         status = Text(self._status(), style="dim", no_wrap=True, overflow="ellipsis")

@@ -42,9 +42,13 @@ def heading(index: int, num_prompts: int, output: RequestOutput, completion: Com
     which = f"prompt {index + 1} of {num_prompts}"
     if len(output.outputs) > 1:
         which += f", completion {completion.index + 1} of {len(output.outputs)}"
-    text = output.prompt if output.prompt is not None else f"token ids {output.prompt_token_ids}"
-    short = " ".join(text.split())
-    return f"--- {which}: {short if len(short) <= 60 else short[:57] + '...'}"
+    return f"--- {which}: {shortened(output.prompt, output.prompt_token_ids)}"
+
+
+def shortened(prompt: str | None, token_ids: Sequence[int], *, width: int = 60) -> str:
+    """A prompt in one line of at most `width` characters."""
+    text = " ".join(prompt.split()) if prompt is not None else f"token ids {list(token_ids[:width])}"
+    return text if len(text) <= width else text[: width - 3] + "..."
 
 
 def json_document(outputs: Sequence[RequestOutput], figures: Figures) -> str:

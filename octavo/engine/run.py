@@ -23,21 +23,21 @@ class Run:
     def __init__(self, client: EngineCoreClient, processor: OutputProcessor, requests: Sequence[PromptRequest]) -> None:
         self._client = client
         self._processor = processor
-        self._requests = list(requests)
+        self.requests = tuple(requests)
         self._done: dict[str, RequestOutput] = {}
         self.started = time.perf_counter()
         """When the prompts were handed in (`time.perf_counter`)."""
         self._ended = self.started
-        self.index_of = {request.request_id: index for index, request in enumerate(self._requests)}
+        self.index_of = {request.request_id: index for index, request in enumerate(self.requests)}
         """Request id -> number of its prompt."""
         self.meter = RunMeter(
-            num_prompt_tokens=sum(len(request.prompt_token_ids) * request.sampling.n for request in self._requests),
-            num_sequences=sum(request.sampling.n for request in self._requests),
+            num_prompt_tokens=sum(len(request.prompt_token_ids) * request.sampling.n for request in self.requests),
+            num_sequences=sum(request.sampling.n for request in self.requests),
         )
 
     @property
     def num_prompts(self) -> int:
-        return len(self._requests)
+        return len(self.requests)
 
     @property
     def num_finished(self) -> int:
@@ -78,12 +78,12 @@ class Run:
         )
 
     def _hand_in(self) -> None:
-        for index, request in enumerate(self._requests):
+        for index, request in enumerate(self.requests):
             try:
                 for sequence in self._processor.add_request(request, now=self.started):
                     self._client.add_request(sequence)
             except RequestError as error:
-                raise name_prompt(error, index, len(self._requests)) from None
+                raise name_prompt(error, index, len(self.requests)) from None
 
     def _step(self) -> list[CompletionUpdate]:
         if not self._client.has_unfinished_requests():
@@ -97,6 +97,6 @@ class Run:
         if step.abort:
             self._client.abort_requests(step.abort)
         for request_id, message in step.failed:
-            raise name_prompt(RequestError(message), self.index_of[request_id], len(self._requests))
+            raise name_prompt(RequestError(message), self.index_of[request_id], len(self.requests))
         self._done.update((output.request_id, output) for output in step.finished)
         return step.updates

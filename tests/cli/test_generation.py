@@ -38,6 +38,7 @@ def test_stderr_has_the_plan_and_the_closing_line(monkeypatch: pytest.MonkeyPatc
     assert "KV cache plan of fake: 100 blocks of 16 tokens" in said.err
     assert "CPU KV cache size: " in said.err
     assert "GPU" not in said.err
+    assert "\nprompt: abc\n" in said.err
     closing = said.err.strip().splitlines()[-1]
     for part in ("prompt 4 tokens at ", "output 4 tokens at ", "KV cache use at most ", "hit tokens 3", "ready after "):
         assert part in closing

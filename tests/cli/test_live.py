@@ -61,6 +61,15 @@ def test_on_one_screen_text_stays_and_the_live_line_goes(monkeypatch: pytest.Mon
     assert stderr.getvalue() == ""
 
 
+def test_a_line_wider_than_the_screen_is_shown_whole_while_it_grows(monkeypatch: pytest.MonkeyPatch) -> None:
+    stdout, _ = _streams(monkeypatch, out=True, err=True)
+    screen = Screen(lambda: "half done")
+    with screen.running():
+        screen.write("word " * 30 + "last")
+        time.sleep(0.3)
+        assert "last" in stdout.getvalue()
+
+
 def test_a_long_paragraph_is_settled_at_a_space(monkeypatch: pytest.MonkeyPatch) -> None:
     _streams(monkeypatch, out=True, err=True)
     screen = Screen(lambda: "")
