@@ -128,24 +128,10 @@ ARCHITECTURES: dict[str, Architecture] = {
         norm=("attention.layer_norm_epsilon", "layer_norm_eps"),
         setters=(_partial_rotary, _stablelm),
     ),
-    "nemotron": Architecture(
-        model_type="nemotron",
-        norm=("attention.layer_norm_epsilon", "norm_eps"),
-        setters=(_partial_rotary,),
-    ),
     "olmo2": Architecture(model_type="olmo2"),
-    "granite": Architecture(
-        model_type="granite",
-        fields={
-            "attention.scale": "attention_multiplier",
-            "embedding_scale": "embedding_multiplier",
-            "residual_scale": "residual_multiplier",
-            "logit_scale": "logits_scaling",
-        },
-    ),
-    "smollm3": Architecture(model_type="smollm3"),
 }
-"""`general.architecture` -> transformers. Others are refused: nobody has tried what their tensors need."""
+"""`general.architecture` -> transformers. Others are refused, since what converters did to their tensors (permuted rows,
+shifted norms) is undone for these alone, in `octavo.models.gguf_weights`."""
 
 
 def hf_config_of_gguf(file: GGUFFile) -> dict[str, Any]:
