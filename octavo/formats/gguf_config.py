@@ -130,8 +130,8 @@ ARCHITECTURES: dict[str, Architecture] = {
     ),
     "olmo2": Architecture(model_type="olmo2"),
 }
-"""`general.architecture` -> transformers. Others are refused: what converters did to their tensors (permuted rows, shifted
-norms) is undone for these alone, in `octavo.models.gguf_weights`."""
+"""`general.architecture` -> transformers. Others are refused: what converters did to their tensors (permuted rows,
+shifted norms) is undone for these alone, in `octavo.models.gguf_weights`."""
 
 
 def hf_config_of_gguf(file: GGUFFile) -> dict[str, Any]:
