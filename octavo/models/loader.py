@@ -51,20 +51,7 @@ def load_model(
     """
     _refuse_kinds(model_config)
     config, model_class = find_model(read_hf_config(files))
-    if source.load_format == "dummy":
-        model = _random_model(model_class, config, dtype, source.seed)
-    elif not files.weight_paths:
-        raise ModelFileError(
-            f"{files.path} holds a config but no weights.",
-            remedy="Add the model's .safetensors files, or ask for random weights with --load-format dummy.",
-        )
-    elif files.kind == "gguf":
-        gguf = read_gguf_weights(files.weight_paths, _parameter_shapes(model_class, config), config, dtype)
-        model = _build(model_class, config, dtype, gguf.parameters, files)
-        _divide_rotary(model, gguf.rotary_factors)
-    else:
-        model = _build(model_class, config, dtype, _read_safetensors(files.weight_paths), files)
-    model = model.to(device).eval()
+    model = _load_weights(source, files, model_class, config, dtype).to(device).eval()
     limit = source.max_model_len
     return adapt_model(
         model,
@@ -74,6 +61,23 @@ def load_model(
         block_size=block_size,
         kv_cache_dtype=_DTYPE_NAMES[dtype] if kv_cache_dtype == "auto" else kv_cache_dtype,
     )
+
+
+def _load_weights(source: ModelSource, files: ModelFiles, model_class: Any, config: Any, dtype: torch.dtype) -> Any:
+    """The transformers model. Nothing but the model holds its weights afterwards, so that each can be let go of."""
+    if source.load_format == "dummy":
+        return _random_model(model_class, config, dtype, source.seed)
+    if not files.weight_paths:
+        raise ModelFileError(
+            f"{files.path} holds a config but no weights.",
+            remedy="Add the model's .safetensors files, or ask for random weights with --load-format dummy.",
+        )
+    if files.kind == "folder":
+        return _build(model_class, config, dtype, _read_safetensors(files.weight_paths), files)
+    gguf = read_gguf_weights(files.weight_paths, _parameter_shapes(model_class, config), config, dtype)
+    model = _build(model_class, config, dtype, gguf.parameters, files)
+    _divide_rotary(model, gguf.rotary_factors)
+    return model
 
 
 def _refuse_kinds(model_config: ModelConfig) -> None:

@@ -57,12 +57,12 @@ def replace_modules(model: Any, linear_calls: list[LinearCall]) -> int:
     for run in _runs_of_one_input(linear_calls):
         if len(run) == 1:
             packed = PackedLinear(run[0].linear)
-            _put(model, run[0].path, packed)
+            _replace(model, run[0], packed)
             num_bytes += packed.packed.num_bytes
         else:
             fused = FusedInput([call.linear for call in run])
             for index, call in enumerate(run):
-                _put(model, call.path, FusedLinear(fused, index, call.linear))
+                _replace(model, call, FusedLinear(fused, index, call.linear))
             num_bytes += fused.packed.num_bytes
     return num_bytes
 
@@ -90,6 +90,12 @@ def _belong_together(one: LinearCall, other: LinearCall) -> bool:
         and one.path.rpartition(".")[0] == other.path.rpartition(".")[0]
         and (one.linear.bias is None) == (other.linear.bias is None)
     )
+
+
+def _replace(model: nn.Module, call: LinearCall, module: nn.Module) -> None:
+    """Put `module` in the layer's place; the plain weight goes at once, whoever still holds the layer."""
+    call.linear.register_parameter("weight", None)
+    _put(model, call.path, module)
 
 
 def _put(model: nn.Module, path: str, module: nn.Module) -> None:
