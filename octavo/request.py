@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+import math
 from array import array
 
 import msgspec
@@ -81,6 +82,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
             (self.logprobs is None or self.logprobs >= 0, "logprobs", "0 or more"),
             (self.prompt_logprobs is None or self.prompt_logprobs >= 0, "prompt_logprobs", "0 or more"),
             (all(self.stop), "stop", "without empty strings"),
+            (all(map(math.isfinite, (self.logit_bias or {}).values())), "logit_bias", "of finite numbers"),
         ):
             if not holds:
                 raise RequestError(f"{name} is {getattr(self, name)!r}.", remedy=f"It must be {allowed}.")

@@ -37,6 +37,8 @@ def test_defaults_are_those_that_vllm_users_know() -> None:
         ("prompt_logprobs", -1),
         ("stop", ("a", "")),
         ("stop", ""),
+        ("logit_bias", {3: float("nan")}),
+        ("logit_bias", {3: float("inf")}),
     ],
 )
 def test_an_impossible_value_is_refused_by_name(field: str, value: object) -> None:
