@@ -68,6 +68,7 @@ def pointer(builder: Any, address: Any) -> Any:
 
 
 def vector_of(lane: Any, lanes: int) -> Any:
+    """The LLVM type of `lanes` numbers of type `lane`."""
     return ir.VectorType(lane, lanes)
 
 
@@ -206,6 +207,7 @@ def emit_fma(builder: Any, a: Any, b: Any, c: Any) -> Any:
 
 
 def emit_maximum(builder: Any, a: Any, b: Any) -> Any:
+    """The larger of each pair of lanes; the second one where they cannot be compared."""
     return builder.select(builder.fcmp_ordered(">", a, b), a, b)
 
 

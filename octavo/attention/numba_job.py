@@ -147,6 +147,7 @@ class Part(NamedTuple):
 
 @compiled
 def align(num_bytes: int) -> int:
+    """`num_bytes` rounded up to whole cache lines."""
     return (num_bytes + LINE - 1) // LINE * LINE
 
 
@@ -218,6 +219,7 @@ def first_position(job: Any, position: int) -> int:
 
 @compiled
 def num_queries_of(job: Any, request: int) -> int:
+    """Queries of a request in this step."""
     start = job.query_start + 4 * request
     return get_int32(start + 4) - get_int32(start)  # type: ignore[no-any-return]
 

@@ -70,7 +70,7 @@ class VectorType(types.Type):  # type: ignore[misc]
         super().__init__(name=f"Vector({lanes} {kind})")
 
 
-@register_model(VectorType)  # type: ignore[untyped-decorator]
+@register_model(VectorType)
 class _VectorModel(models.PrimitiveModel):  # type: ignore[misc]
     def __init__(self, manager: Any, vector: VectorType) -> None:
         lane = ir.FloatType() if vector.kind == "float" else ir.IntType(1)

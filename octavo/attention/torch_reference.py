@@ -56,18 +56,16 @@ def gather(cache: KVCacheView, blocks: torch.Tensor, first: int, last: int) -> t
 def attend_one(query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, layer: AttentionLayer) -> torch.Tensor:
     """One query `[heads, size]` over its keys and values: softmax(scale * QK) V, per head.
 
-    Query head h reads KV head `h // (num_heads / num_kv_heads)`.
+    Query heads come in as many groups as there are KV heads; a group reads one KV head.
     """
-    group_size = query.shape[0] // keys.shape[1]
-    keys = keys.repeat_interleave(group_size, dim=1)
-    values = values.repeat_interleave(group_size, dim=1)
-    scores = torch.einsum("hd,phd->hp", query.double(), keys) * layer.scale
+    grouped = query.double().reshape(keys.shape[1], -1, query.shape[1])
+    scores = torch.einsum("kgd,pkd->kgp", grouped, keys) * layer.scale
     if layer.soft_cap is not None:
         scores = layer.soft_cap * torch.tanh(scores / layer.soft_cap)
     if layer.sinks is not None:
-        scores = torch.cat([scores, layer.sinks.double()[:, None]], dim=1)
-    weights = torch.softmax(scores, dim=1)[:, : keys.shape[0]]
-    return torch.einsum("hp,phd->hd", weights, values)
+        scores = torch.cat([scores, layer.sinks.double().view(*scores.shape[:2], 1)], dim=2)
+    weights = torch.softmax(scores, dim=2)[..., : keys.shape[0]]
+    return torch.einsum("kgp,pkd->kgd", weights, values).flatten(0, 1)
 
 
 def create(num_threads: int) -> TorchReference:

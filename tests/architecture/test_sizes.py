@@ -18,6 +18,13 @@ CONTRACTS = {
 
 
 TESTED_BY = {
+    "octavo.attention.numba_attend": "tests/conformance/test_attention_backends.py",
+    "octavo.attention.numba_job": "tests/conformance/test_attention_backends.py",
+    "octavo.attention.numba_rows": "tests/attention/test_numba_emit.py",
+    "octavo.attention.numba_softmax": "tests/conformance/test_attention_backends.py",
+    "octavo.attention.numba_tiles": "tests/conformance/test_attention_backends.py",
+    "octavo.attention.numba_vectors": "tests/attention/test_numba_emit.py",
+    "octavo.attention.numba_write": "tests/attention/test_numba_cpu.py",
     "octavo.formats.block_kernels": "tests/formats/test_dequantize.py",
     "octavo.formats.superblock_kernels": "tests/formats/test_dequantize.py",
 }
