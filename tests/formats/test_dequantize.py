@@ -48,6 +48,7 @@ def test_chunks_and_threads_do_not_show(num_threads: int) -> None:
     assert_same_bits(dequantize(raw, "Q5_1", shape, num_threads=num_threads), reference("Q5_1", raw, 2))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["Q4_K", "F32", "BF16", "F16"])
 def test_half_precision_rounds_to_nearest_even(name: str) -> None:
     torch = pytest.importorskip("torch")

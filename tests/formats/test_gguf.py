@@ -155,7 +155,7 @@ def test_every_truncation_is_noticed(tmp_path: Path) -> None:
     GGUFFile(build.write(tmp_path / "whole.gguf", data[:used]))
 
 
-@settings(max_examples=300)
+@settings(max_examples=150)
 @given(
     st.lists(st.tuples(st.integers(0, 600), st.binary(min_size=1, max_size=9)), min_size=1, max_size=4),
 )

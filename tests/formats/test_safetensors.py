@@ -100,7 +100,7 @@ def test_a_malformed_index_is_refused(tmp_path: Path, value: object) -> None:
         index_of(tmp_path, value)
 
 
-@settings(max_examples=200)
+@settings(max_examples=100)
 @given(st.lists(st.tuples(st.integers(0, 400), st.binary(min_size=1, max_size=9)), min_size=1, max_size=4))
 def test_mutated_files_give_only_clean_errors(
     tmp_path_factory: pytest.TempPathFactory, edits: list[tuple[int, bytes]]
