@@ -316,7 +316,7 @@ def sample_row(work: WorkRows, raw: Raw, history: Array, options: Options, rules
         _edit(row, work.values, work.counts, history, options, rules, np.float32(0.0))
         peak = block_maxima(row, maxima)
     first = first_at_least(row, maxima, peak)
-    if options.temperature < COLDEST or peak == -np.inf:
+    if options.temperature < COLDEST or math.isinf(peak):
         return first
     restrict(row, maxima, peak, options, work.values, work.ids)
     return draw(row, maxima, first, options.temperature, options.key)
@@ -325,11 +325,14 @@ def sample_row(work: WorkRows, raw: Raw, history: Array, options: Options, rules
 @inlined
 def describe_row(work: WorkRows, raw: Raw, wanted: int, ids: Array, logprobs: Array) -> int:
     """Log probabilities of a row of logits as they are: of token `ids[0]`, and of the best `wanted` tokens, which are
-    written behind it in any order. Returns the place of `ids[0]` in the order, from 1; -1 where a logit is NaN."""
+    written behind it in any order. Returns the place of `ids[0]` in the order, from 1; -1 where a logit is NaN, or the
+    greatest one infinite."""
     row, maxima = work.row, work.maxima
     if widen_row(raw, row):
         return -1
     peak = block_maxima(row, maxima)
+    if math.isinf(peak):
+        return -1
     log_total = peak + math.log(sum_exp(row, peak, 1.0))
     logprobs[0] = row[ids[0]] - log_total
     if wanted > 0:

@@ -11,7 +11,6 @@ import time
 from collections.abc import Callable
 from typing import TypeVar
 
-import numba
 import torch
 
 from octavo.attention.registry import get_backend
@@ -62,7 +61,6 @@ class Worker:
             self._dtype = choose_dtype(self._config.model.dtype, self._device)
             self._num_threads = choose_num_threads(self._environment.num_threads, self._config.parallel.world_size)
             torch.set_num_threads(self._num_threads)
-            numba.set_num_threads(min(self._num_threads, numba.config.NUMBA_NUM_THREADS))
 
         self._stage(
             "init_device", choose, lambda _: f"{self._device}, {_name(self._dtype)}, {self._num_threads} threads"

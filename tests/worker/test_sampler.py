@@ -206,6 +206,9 @@ def test_extreme_logits_are_drawn_from() -> None:
     counts = draws(logits, SamplingParams(temperature=1.0), 200)
     assert counts[5] + counts[400] == 200
     assert min(counts[5], counts[400]) > 60
+    infinite = torch.zeros(1, VOCAB)
+    infinite[0, [9, 300]] = torch.inf
+    assert draws(infinite, SamplingParams(temperature=1.0, top_p=0.5), 20)[9] == 20, "the first that is certain"
     minus_infinity = torch.full((1, VOCAB), -torch.inf)
     minus_infinity[0, 77] = 0.0
     assert draws(minus_infinity, SamplingParams(temperature=1.0, top_p=0.9), 20)[77] == 20
@@ -274,5 +277,8 @@ def test_nan_is_refused_with_a_remedy(sampling: SamplingParams) -> None:
     logits[1, 500] = torch.nan
     with pytest.raises(ExecutorError, match=r"logits that are not numbers.*--dtype float32"):
         run(logits, [(sampling, [5], [])] * 3)
+    with pytest.raises(ExecutorError, match="not numbers"):
+        SAMPLER.describe(logits, np.zeros(3, np.int64), np.zeros(3, np.int32))
+    logits[1, 500] = torch.inf
     with pytest.raises(ExecutorError, match="not numbers"):
         SAMPLER.describe(logits, np.zeros(3, np.int64), np.zeros(3, np.int32))
