@@ -74,6 +74,9 @@ def _group_limits(root: Path) -> Iterator[tuple[Path, int, int]]:
             yield folder / "memory.max", limit, _usage(folder, "memory.current", ("active_file", "inactive_file"))
     for folder in _group_folders(root, controller="memory"):
         limit = _number(folder / "memory.limit_in_bytes")
+        if limit is not None:
+            # Of groups above that a container does not see.
+            limit = min(limit, _statistics(folder).get("hierarchical_memory_limit", limit))
         if limit is not None and limit < _UNLIMITED:
             page_cache = ("total_active_file", "total_inactive_file")
             yield folder / "memory.limit_in_bytes", limit, _usage(folder, "memory.usage_in_bytes", page_cache)
@@ -112,12 +115,13 @@ def _group_folders(root: Path, *, controller: str) -> Iterator[Path]:
 
 
 def _usage(folder: Path, file: str, droppable: tuple[str, ...]) -> int:
-    usage = _number(folder / file) or 0
-    for line in (_read(folder / "memory.stat") or "").splitlines():
-        name, _, value = line.partition(" ")
-        if name in droppable:
-            usage -= int(value)
-    return max(0, usage)
+    statistics = _statistics(folder)
+    return max(0, (_number(folder / file) or 0) - sum(statistics.get(name, 0) for name in droppable))
+
+
+def _statistics(folder: Path) -> dict[str, int]:
+    lines = (_read(folder / "memory.stat") or "").splitlines()
+    return {name: int(value) for name, _, value in (line.partition(" ") for line in lines) if value.isdigit()}
 
 
 def _number(path: Path) -> int | None:

@@ -160,5 +160,7 @@ class InputBatch:
     def _widen(self, needed: int) -> None:
         if needed > self.history.shape[1]:
             wider = np.zeros((self.history.shape[0], max(needed, 2 * self.history.shape[1])), dtype=np.int32)
-            wider[:, : self.history.shape[1]] = self.history
+            # Row by row, because what lies past a row's end is memory that was never touched.
+            for row, count in enumerate(self.num_tokens[: self.num_requests].tolist()):
+                wider[row, :count] = self.history[row, :count]
             self.history = wider

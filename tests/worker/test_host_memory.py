@@ -90,6 +90,19 @@ def test_a_version_1_group_bounds_and_its_sentinel_does_not(tmp_path: Path) -> N
     assert free_memory(tree(tmp_path, files)).bound == "the machine"
 
 
+def test_a_version_1_limit_of_a_group_that_is_not_seen_counts(tmp_path: Path) -> None:
+    root = tree(
+        tmp_path,
+        {
+            "proc/meminfo": meminfo(50 * GIB),
+            "sys/fs/cgroup/memory/memory.limit_in_bytes": 9223372036854771712,
+            "sys/fs/cgroup/memory/memory.usage_in_bytes": GIB,
+            "sys/fs/cgroup/memory/memory.stat": f"hierarchical_memory_limit {4 * GIB}",
+        },
+    )
+    assert free_memory(root).free_bytes == 3 * GIB
+
+
 def test_usage_above_the_limit_leaves_nothing(tmp_path: Path) -> None:
     root = tree(
         tmp_path,
