@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import msgspec
 import torch
 
 from octavo.attention.backend import AttentionBackend
@@ -40,6 +41,8 @@ class Architecture(NamedTuple):
     kinds: str = "FFFF"
     num_kv_heads: int = 2
     head_size: int = 8
+    shared_from: tuple[int | None, ...] = (None,) * 4
+    """By layer: the earlier layer whose cache it reads."""
 
     def model_config(self, model_type: str, **changes: Any) -> ModelConfig:
         layer = {"num_kv_heads": self.num_kv_heads, "head_size": self.head_size} | changes
@@ -57,7 +60,10 @@ class Architecture(NamedTuple):
             num_heads=4,
             vocab_size=VOCAB_SIZE,
             max_position=MAX_LENGTH,
-            layers=tuple(kinds[kind] for kind in self.kinds),
+            layers=tuple(
+                msgspec.structs.replace(kinds[kind], kv_sharing_target=self.shared_from[index] if index < 4 else None)
+                for index, kind in enumerate(self.kinds)
+            ),
         )
 
 
@@ -94,6 +100,21 @@ ARCHITECTURES: dict[str, Architecture] = {
     "gemma": Architecture(COMMON | {"head_dim": 8}),
     "gemma2": Architecture(
         COMMON | {"head_dim": 8, "sliding_window": WINDOW, "layer_types": MIXED, "attn_logit_softcapping": 3.0}, "SFSF"
+    ),
+    "gemma3n_text": Architecture(
+        COMMON
+        | {
+            "head_dim": 8,
+            "sliding_window": WINDOW,
+            "layer_types": MIXED,
+            "num_kv_shared_layers": 2,
+            "vocab_size_per_layer_input": VOCAB_SIZE,
+            "hidden_size_per_layer_input": 8,
+            "laurel_rank": 4,
+            "activation_sparsity_pattern": [0.0] * 4,
+        },
+        "SFSF",
+        shared_from=(None, None, 0, 1),
     ),
     "phi3": Architecture(COMMON | {"sliding_window": None}),
     "phi": Architecture(COMMON),

@@ -115,3 +115,20 @@ def test_requests_of_one_step_do_not_mix(tmp_path: Path) -> None:
     together = PagedRun(model, [9, 13]).step(prompts)
     for one, other in zip(alone, together, strict=True):
         torch.testing.assert_close(one, other)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("name", ["llama", "gpt_oss", "qwen3_moe", "gemma3n_text", "gpt2"])
+def test_sixteen_bits_stay_near(name: str, dtype: torch.dtype, tmp_path: Path) -> None:
+    theirs = save_model(name, tmp_path)
+    model = load_folder(tmp_path, ARCHITECTURES[name].model_config(name), dtype=dtype)
+    (prompt,) = random_prompts((3 * WINDOW,))
+    (logits,) = logits_in_chunks(model, [prompt], (8, 1))
+    with torch.no_grad():
+        expected = theirs(torch.tensor([prompt]), use_cache=False).logits[0]
+        reference = theirs.to(dtype)(torch.tensor([prompt]), use_cache=False).logits[0]
+    error = (logits.float() - expected).norm() / expected.norm()
+    allowed = (reference.float() - expected).norm() / expected.norm()
+    assert logits.dtype == reference.dtype
+    assert error < 2 * allowed + 0.01

@@ -140,22 +140,31 @@ _kept: list[Any] = []
 
 
 class FastRMSNorm(nn.Module):
-    """In place of an RMSNorm module. Owns: the factors, and the numbers of the shape seen last."""
+    """In place of an RMSNorm module. Owns: the factors, and the numbers of the shape seen last.
 
-    def __init__(self, factors: torch.Tensor, epsilon: float, dtype: torch.dtype, *, rounds_first: bool) -> None:
-        """`factors` is what rows are multiplied by: whatever a module adds to its weight is in it already."""
+    Rows of another dtype than the weight's go to the module that it replaces, whose result may be of either dtype.
+    """
+
+    def __init__(self, plain: nn.Module, factors: torch.Tensor, epsilon: float, *, rounds_first: bool) -> None:
+        """`factors` is what rows are multiplied by: whatever `plain` adds to its weight is in it already."""
         super().__init__()
+        dtype = plain.get_parameter("weight").dtype
         self.register_buffer("factors", factors.detach().float().contiguous(), persistent=False)
         self.epsilon = epsilon
+        self._plain = (plain,)  # in a tuple, so that it is no submodule
+        self._size = factors.numel()
         self._dtype = dtype
         self._kernel = _kernel(dtype)
-        self._numbers = np.array([0, 0, factors.numel(), 0, 0, 0, 0, rounds_first], dtype=np.int64)
+        self._numbers = np.array([0, 0, self._size, 0, 0, 0, 0, rounds_first], dtype=np.int64)
         self._addresses = (self.get_buffer("factors").data_ptr(), self._numbers.ctypes.data)
         self._shape: torch.Size | None = None
         self._strides: tuple[int, ...] = ()
         self._heads_first = False
 
     def forward(self, rows: torch.Tensor) -> torch.Tensor:
+        if rows.dtype is not self._dtype:
+            plain_result: torch.Tensor = self._plain[0](rows)
+            return plain_result
         if rows.shape != self._shape or rows.stride() != self._strides:
             rows = self._plan(rows)
         if self._heads_first:
@@ -169,9 +178,11 @@ class FastRMSNorm(nn.Module):
 
     def _plan(self, rows: torch.Tensor) -> torch.Tensor:
         """Set the numbers for the shape and strides of `rows`, which is copied when they do not fit two dimensions."""
+        if rows.shape[-1] != self._size or rows.device.type != "cpu":
+            raise RuntimeError(f"rows {list(rows.shape)} on {rows.device} for an RMSNorm of {self._size} on the CPU")
         dimensions = _leading_dimensions(rows)
-        if len(dimensions) > 2 or rows.stride(-1) != 1 or rows.dtype != self._dtype:
-            rows = rows.to(self._dtype).contiguous()
+        if len(dimensions) > 2 or rows.stride(-1) != 1:
+            rows = rows.contiguous()
             dimensions = _leading_dimensions(rows)
         counts_and_strides = [(1, 0)] * (2 - len(dimensions)) + dimensions
         (outer, outer_stride), (inner, inner_stride) = counts_and_strides
@@ -221,7 +232,7 @@ class RMSNormKinds:
         variants = self._variants.setdefault(type(module), [(0, True), (0, False), (1, True), (1, False)])
         for offset, rounds_first in variants:
             factors = weight.detach().float() + offset
-            candidate = FastRMSNorm(factors, epsilons[0], weight.dtype, rounds_first=rounds_first)
+            candidate = FastRMSNorm(module, factors, epsilons[0], rounds_first=rounds_first)
             if _equal(candidate(rows), expected):
                 variants.sort(key=lambda variant: variant != (offset, rounds_first))
                 return candidate

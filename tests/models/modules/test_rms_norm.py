@@ -78,6 +78,28 @@ def test_heads_first_keep_their_order_in_memory() -> None:
     assert fast(rows).stride() == rows.stride()
 
 
+@pytest.mark.parametrize("name", ["llama", "gemma3", "olmo2"])
+def test_rows_of_another_dtype_come_out_as_from_the_module(name: str) -> None:
+    module = norm(name, torch.float32)
+    fast = faster(module)
+    rows = torch.randn(1, 3, SIZE)
+    fast(rows)  # The shape is known now, the dtype is another.
+    for dtype in (torch.float16, torch.bfloat16):
+        with torch.no_grad():
+            expected = module(rows.to(dtype))
+        assert torch.equal(fast(rows.to(dtype)), expected)
+        assert fast(rows.to(dtype)).dtype == expected.dtype
+
+
+def test_rows_of_another_size_are_refused() -> None:
+    with pytest.raises(RuntimeError, match=r"rows \[2, 41\] on cpu for an RMSNorm of 40"):
+        faster(norm("llama", torch.float32))(torch.randn(2, SIZE + 1))
+
+
+def test_no_rows() -> None:
+    assert faster(norm("llama", torch.float32))(torch.randn(1, 0, SIZE)).shape == (1, 0, SIZE)
+
+
 class Biased(nn.Module):
     def __init__(self) -> None:
         super().__init__()
