@@ -18,7 +18,7 @@ from octavo.cli.live import Screen
 from octavo.cli.plan_view import plan_view
 from octavo.cli.process_clock import seconds_since_start
 from octavo.cli.prompts import PromptSource, gather_prompts
-from octavo.cli.report import closing_line, heading, json_document, progress_line, shortened
+from octavo.cli.report import closing_line, heading, json_document, label_of, progress_line, shortened
 from octavo.engine.engine_args import engine_config_from
 from octavo.errors import RequestError
 from octavo.messages import StageReport
@@ -58,13 +58,14 @@ def run(flags: Mapping[str, Any]) -> None:
             _print_plan(llm)
         if flags["chat"]:
             prompts = llm.render_chat(prompts)
-        current = llm.start_run(with_salt(prompts, flags["cache_salt"]), sampling, add_special_tokens=not flags["chat"])
+        salted = [with_salt(*each, flags["cache_salt"]) for each in zip(prompts, sources, strict=True)]
+        current = llm.start_run(salted, sampling, add_special_tokens=not flags["chat"])
         if flags["json"]:
             outputs = current.finish()
             figures = current.figures(load_s=load_s, num_blocks=llm.plan.figures.num_blocks)
             sys.stdout.write(json_document(outputs, figures) + "\n")
         else:
-            _show(llm, current, load_s)
+            _show(llm, current, [label_of(source) for source in sources], load_s)
 
 
 def sampling_from(flags: Mapping[str, Any]) -> SamplingParams:
@@ -101,14 +102,13 @@ def completions(sources: Sequence[PromptSource], system: str | None) -> list[Any
     return list(sources)
 
 
-def with_salt(prompts: Sequence[Any], cache_salt: str | None) -> list[Any]:
-    """Prompts with `cache_salt`, where they bring none of their own."""
-    if cache_salt is None:
-        return list(prompts)
-    return [
-        {"cache_salt": cache_salt, **(prompt if isinstance(prompt, Mapping) else {"prompt": prompt})}
-        for prompt in prompts
-    ]
+def with_salt(prompt: Any, source: PromptSource, cache_salt: str | None) -> Any:
+    """`prompt` with the salt that its source brings, else with `cache_salt`."""
+    own = source.get("cache_salt") if isinstance(source, Mapping) else None
+    salt = cache_salt if own is None else own
+    if salt is None:
+        return prompt
+    return {**(prompt if isinstance(prompt, Mapping) else {"prompt": prompt}), "cache_salt": salt}
 
 
 def _start(engine_options: dict[str, Any], *, verbose: bool, quiet: bool) -> Any:
@@ -139,25 +139,26 @@ def _print_plan(llm: Any) -> None:
     Console(stderr=True, highlight=False).print(view, soft_wrap=True)
 
 
-def _show(llm: Any, current: Any, load_s: float) -> None:
-    """Text as it comes for one completion, else each prompt's completions when all of them are there."""
+def _show(llm: Any, current: Any, labels: Sequence[str], load_s: float) -> None:
+    """The text of one completion as it comes; of several, each prompt's as soon as it and those before it are done."""
     usable_blocks = llm.plan.figures.usable_blocks
     screen = Screen(lambda: progress_line(current, usable_blocks=usable_blocks))
     single = current.meter.num_sequences == 1
     if single:
-        (request,) = current.requests
-        sys.stderr.write(f"prompt: {shortened(request.prompt, request.prompt_token_ids, width=90)}\n")
+        sys.stderr.write(f"prompt: {shortened(labels[0], width=90)}\n")
+    num_shown = 0
     with screen.running():
         for update in current.updates():
             if single:
                 screen.write(update.text)
+                continue
+            while update.finish_reason is not None and (output := current.output_of(num_shown)) is not None:
+                for completion in output.outputs:
+                    title = heading(num_shown, labels, completion, num_completions=len(output.outputs))
+                    screen.write(f"{title}\n{completion.text}\n")
+                num_shown += 1
         if single:
             screen.write("\n")
-    outputs = current.outputs()
-    if not single:
-        for index, output in enumerate(outputs):
-            for completion in output.outputs:
-                sys.stdout.write(f"{heading(index, len(outputs), output, completion)}\n{completion.text}\n")
-    sys.stdout.flush()
     figures = current.figures(load_s=load_s, num_blocks=llm.plan.figures.num_blocks)
+    sys.stdout.flush()
     sys.stderr.write(closing_line(figures, current.meter, usable_blocks=usable_blocks) + "\n")

@@ -86,7 +86,9 @@ def _parse_line(name: str, number: int, line: str) -> PromptSource:
     if isinstance(value, str):
         return value
     contents = [key for key in JSON_KEYS[:3] if key in value] if isinstance(value, dict) else []
-    if not isinstance(value, dict) or len(contents) != 1 or any(key not in JSON_KEYS for key in value):
+    turns = value.get("messages", []) if isinstance(value, dict) else None
+    is_conversation = isinstance(turns, list) and all(isinstance(turn, dict) for turn in turns)
+    if not is_conversation or len(contents) != 1 or any(key not in JSON_KEYS for key in value):
         raise RequestError(
             f"{name}, line {number} is no prompt: {line:.60}.",
             remedy=f"Write a text, or an object with one of {', '.join(JSON_KEYS[:3])}, and perhaps cache_salt.",

@@ -8,6 +8,7 @@ from typing import Any
 
 import msgspec
 
+from octavo.cli.prompts import PromptSource
 from octavo.engine.figures import Figures, RunMeter
 from octavo.engine.outputs import CompletionOutput, RequestOutput
 
@@ -37,18 +38,27 @@ def closing_line(figures: Figures, meter: RunMeter, *, usable_blocks: int) -> st
     )
 
 
-def heading(index: int, num_prompts: int, output: RequestOutput, completion: CompletionOutput) -> str:
-    """The line above a completion, where there are several."""
-    which = f"prompt {index + 1} of {num_prompts}"
-    if len(output.outputs) > 1:
-        which += f", completion {completion.index + 1} of {len(output.outputs)}"
-    return f"--- {which}: {shortened(output.prompt, output.prompt_token_ids)}"
+def heading(index: int, labels: Sequence[str], completion: CompletionOutput, *, num_completions: int) -> str:
+    """The line above a completion of prompt number `index`, where there are several."""
+    which = f"prompt {index + 1} of {len(labels)}"
+    if num_completions > 1:
+        which += f", completion {completion.index + 1} of {num_completions}"
+    return f"--- {which}: {shortened(labels[index])}"
 
 
-def shortened(prompt: str | None, token_ids: Sequence[int], *, width: int = 60) -> str:
-    """A prompt in one line of at most `width` characters."""
-    text = " ".join(prompt.split()) if prompt is not None else f"token ids {list(token_ids[:width])}"
-    return text if len(text) <= width else text[: width - 3] + "..."
+def label_of(source: PromptSource) -> str:
+    """What a person would call the prompt: its text, or the last turn of its conversation, or its token ids."""
+    if isinstance(source, str):
+        return source
+    if "messages" in source:
+        return str(source["messages"][-1].get("content", "")) if source["messages"] else ""
+    return str(source["prompt"]) if "prompt" in source else f"token ids {list(source['prompt_token_ids'])[:30]}"
+
+
+def shortened(text: str, *, width: int = 60) -> str:
+    """`text` in one line of at most `width` characters."""
+    line = " ".join(text.split())
+    return line if len(line) <= width else line[: width - 3] + "..."
 
 
 def json_document(outputs: Sequence[RequestOutput], figures: Figures) -> str:

@@ -67,6 +67,12 @@ class Run:
             pass
         return self.outputs()
 
+    def output_of(self, index: int) -> RequestOutput | None:
+        """The output of prompt number `index`; None before it has finished, and where there is no such prompt."""
+        if index >= len(self.requests):
+            return None
+        return self._done.get(self.requests[index].request_id)
+
     def outputs(self) -> list[RequestOutput]:
         """What has finished, in order of the prompts."""
         return [self._done[request_id] for request_id in self.index_of if request_id in self._done]

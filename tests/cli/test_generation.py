@@ -47,6 +47,8 @@ def test_stderr_has_the_plan_and_the_closing_line(monkeypatch: pytest.MonkeyPatc
 def test_several_prompts_have_headings(monkeypatch: pytest.MonkeyPatch, core: FakeCore) -> None:
     said = _octavo(monkeypatch, "abc", "de")
     assert said.out == "--- prompt 1 of 2: abc\ncba\n--- prompt 2 of 2: de\ned\n"
+    said = _octavo(monkeypatch, "abcdef", "d", "e")
+    assert said.out == "--- prompt 1 of 3: abcdef\nfedcba\n--- prompt 2 of 3: d\nd\n--- prompt 3 of 3: e\ne\n"
     said = _octavo(monkeypatch, "abc", "--n", "2")
     assert said.out.splitlines()[2] == "--- prompt 1 of 1, completion 2 of 2: abc"
 
@@ -106,8 +108,9 @@ def test_a_salt_reaches_every_prompt_that_has_none(
 ) -> None:
     path = tmp_path / "p.jsonl"
     path.write_text('{"prompt": "a", "cache_salt": "own"}\n')
-    _octavo(monkeypatch, "--cache-salt", "all", "b", "--prompt-file", str(path))
-    assert [request.cache_salt for request in core.added] == ["all", "own"]
+    for more in ([], ["--chat"]):
+        _octavo(monkeypatch, "--cache-salt", "all", "b", "--prompt-file", str(path), *more)
+    assert [request.cache_salt for request in core.added] == ["all", "own"] * 2
 
 
 def test_sampling_flags_reach_the_core(monkeypatch: pytest.MonkeyPatch, core: FakeCore) -> None:

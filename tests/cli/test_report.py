@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from types import SimpleNamespace
+from typing import Any
 
 import msgspec
 import pytest
 
-from octavo.cli.report import closing_line, heading, json_document, progress_line
+from octavo.cli.report import closing_line, heading, json_document, label_of, progress_line, shortened
 from octavo.engine.figures import Figures, RunMeter
 from octavo.engine.outputs import CompletionOutput, RequestOutput
 
@@ -32,16 +33,24 @@ def test_the_closing_line_has_all_figures_that_a_person_asks_for() -> None:
 
 
 @pytest.mark.parametrize(
-    ("output", "expected"),
+    ("source", "expected"),
     [
-        (_output("hi"), "--- prompt 1 of 3: hi"),
-        (_output("a\n  b" + "x" * 70), "--- prompt 1 of 3: a b" + "x" * 54 + "..."),
-        (_output(None), "--- prompt 1 of 3: token ids [1, 2]"),
-        (_output("hi", 2), "--- prompt 1 of 3, completion 1 of 2: hi"),
+        ("hi", "hi"),
+        ("a\n  b" + "x" * 70, "a b" + "x" * 54 + "..."),
+        ({"prompt": "hi", "cache_salt": "s"}, "hi"),
+        ({"prompt_token_ids": [1, 2]}, "token ids [1, 2]"),
+        ({"messages": [{"role": "system", "content": "be"}, {"role": "user", "content": "hi"}]}, "hi"),
+        ({"messages": []}, ""),
     ],
 )
-def test_a_heading_says_which_and_shortens_the_prompt(output: RequestOutput, expected: str) -> None:
-    assert heading(0, 3, output, output.outputs[0]) == expected
+def test_a_prompt_is_called_by_its_text(source: Any, expected: str) -> None:
+    assert shortened(label_of(source)) == expected
+
+
+def test_a_heading_says_which_prompt_and_completion() -> None:
+    completion = CompletionOutput(index=1, text="t", token_ids=[5])
+    assert heading(0, ["hi", "ho", "hm"], completion, num_completions=1) == "--- prompt 1 of 3: hi"
+    assert heading(2, ["hi", "ho", "hm"], completion, num_completions=2) == "--- prompt 3 of 3, completion 2 of 2: hm"
 
 
 def test_progress_counts_prompts_only_where_there_are_several() -> None:
