@@ -78,7 +78,7 @@ def _read(name: str) -> str:
 
 def _parse_line(name: str, number: int, line: str) -> PromptSource:
     try:
-        value = msgspec.json.decode(line)
+        value: Any = msgspec.json.decode(line)
     except msgspec.DecodeError as error:
         raise RequestError(
             f"{name}, line {number} is not JSON: {error}.", remedy="Write one JSON value a line."
@@ -93,4 +93,5 @@ def _parse_line(name: str, number: int, line: str) -> PromptSource:
             f"{name}, line {number} is no prompt: {line:.60}.",
             remedy=f"Write a text, or an object with one of {', '.join(JSON_KEYS[:3])}, and perhaps cache_salt.",
         )
-    return value
+    prompt: PromptSource = value
+    return prompt
