@@ -20,17 +20,16 @@ import torch
 
 from octavo.errors import UnsupportedModelError
 from octavo.models.attention_interface import ATTENTION_NAME, PROBE_NAME, clear_hook, set_hook
-from octavo.models.attention_recorder import AttentionCall, Recorder
+from octavo.models.attention_recorder import Recorder
 from octavo.models.modules.replacement import watch_linears
 from octavo.models.transformers_api import ModelOutput, PreTrainedModel
 
-NUM_PROBE_TOKENS = 9
-"""Tokens of a probing forward; two repeats of `_REPEAT` tokens and one more."""
+NUM_PROBE_TOKENS = 20
+"""Tokens of a probing forward: the last `_REPEAT` of them stand far enough from the start for a changed rotary
+frequency to show, and below any length at which frequencies change."""
 
 _REPEAT = 4
-_FIRST_POSITION = 16
-"""Where the repeated tokens stand: far enough for a changed rotary frequency to show, and below any length at which
-frequencies change."""
+"""Tokens that the second forward repeats, alone and beside each other."""
 
 _REMEDY = "Octavo cannot run this model yet; use another one."
 
@@ -45,9 +44,7 @@ class AttentionProbe:
         """
         self._model = model
         self._length = max(length, NUM_PROBE_TOKENS)
-        first = min(_FIRST_POSITION, self._length - NUM_PROBE_TOKENS)
         self._tokens = torch.arange(1, NUM_PROBE_TOKENS + 1, device=model.device) * 7919 % vocab_size
-        self._positions = torch.arange(first, first + NUM_PROBE_TOKENS, device=model.device)
         if "position_ids" not in inspect.signature(type(model).forward).parameters:
             raise UnsupportedModelError(
                 f"{type(model).__name__} takes no positions: it counts the tokens of its input itself.", remedy=_REMEDY
@@ -55,7 +52,8 @@ class AttentionProbe:
         model.set_attn_implementation(PROBE_NAME)
         recorder = Recorder(num_tokens=NUM_PROBE_TOKENS, mask_length=self._length)
         with _watch_entry(model) as entry, watch_linears(model) as self.linear_calls:
-            output = _run(model, model, recorder, self._tokens, self._positions)
+            # No positions are given here: these are the ones that `generate` would use.
+            output = _run(model, model, recorder, self._tokens, None)
         self.logits: torch.Tensor = output.logits
         """[1, probe tokens, vocabulary]"""
         self.calls = recorder.calls
@@ -77,13 +75,42 @@ class AttentionProbe:
         Leaves the model set to `ATTENTION_NAME`: from now on it makes no masks.
         """
         self._model.set_attn_implementation(ATTENTION_NAME)
-        repeated = torch.arange(NUM_PROBE_TOKENS, device=self._tokens.device) % _REPEAT
-        positions = self._positions[repeated]
+        repeated = torch.arange(NUM_PROBE_TOKENS, device=self._tokens.device) % _REPEAT + NUM_PROBE_TOKENS - _REPEAT
+        positions = repeated.clone()
         positions[-1] = self._length - 1
+        where = self._first_difference(self._tokens[repeated], positions, (0, _REPEAT))
+        if where is None:
+            return
+        # Which of the three differences between the forwards was it?
+        counted = torch.arange(NUM_PROBE_TOKENS, device=self._tokens.device)
+        if self._first_difference(self._tokens, counted, (NUM_PROBE_TOKENS - _REPEAT,)) is not None:
+            reason = "where its sequence starts: positions are not counted from 0"
+        elif self._first_difference(self._tokens[repeated], repeated, (0, _REPEAT)) is not None:
+            reason = "its neighbours outside of attention"
+        else:
+            reason = "how far the longest sequence of a batch reaches"
+        raise UnsupportedModelError(
+            f"{where} lets a token's own vectors depend on {reason}.",
+            remedy="A rotary embedding that changes with length (longrope, dynamic NTK) runs up to its original "
+            "length, given as --max-model-len; other models of this kind cannot be computed yet.",
+        )
+
+    def _first_difference(self, tokens: torch.Tensor, positions: torch.Tensor, starts: tuple[int, ...]) -> str | None:
+        """Where these tokens first differ, in `_REPEAT` tokens from one of `starts` on, from the last ones alone."""
         recorder = Recorder(num_tokens=NUM_PROBE_TOKENS, mask_length=None)
-        base = self._model.get_submodule(self.base_path)
-        output = _run(self._model, base, recorder, self._tokens[repeated], positions)
-        _check_independence(self.calls, recorder.calls, self.hidden, output[0])
+        hidden = _run(self._model, self._model.get_submodule(self.base_path), recorder, tokens, positions)[0]
+        if [call.layer_index for call in recorder.calls] != [call.layer_index for call in self.calls]:
+            raise UnsupportedModelError("The model's layers do not all compute attention each time.", remedy=_REMEDY)
+        pairs = [
+            (f"Layer {one.layer_index}", getattr(one, part), getattr(other, part))
+            for one, other in zip(self.calls, recorder.calls, strict=True)
+            for part in ("query", "key", "value")
+        ]
+        pairs.append(("The last layer", self.hidden[None], hidden[None]))
+        for where, one, other in pairs:
+            if any(_differ(other[:, :, start : start + _REPEAT], one[:, :, -_REPEAT:]) for start in starts):
+                return where
+        return None
 
 
 class _Entry:
@@ -117,13 +144,14 @@ def _watch_entry(model: Any) -> Iterator[_Entry]:
             handle.remove()
 
 
-def _run(model: Any, part: Any, recorder: Recorder, tokens: torch.Tensor, positions: torch.Tensor) -> Any:
+def _run(model: Any, part: Any, recorder: Recorder, tokens: torch.Tensor, positions: torch.Tensor | None) -> Any:
     """What `part` of the model returns for these tokens, with `recorder` in place of attention."""
     modules = list(model.modules())
     for module in modules:
         set_hook(module, recorder)
     try:
-        return part(input_ids=tokens[None], position_ids=positions[None], use_cache=False)
+        given = {} if positions is None else {"position_ids": positions[None]}
+        return part(input_ids=tokens[None], use_cache=False, **given)
     except UnsupportedModelError:
         raise
     except Exception as error:  # whatever transformers' code raises, the user gets one sentence
@@ -135,32 +163,6 @@ def _run(model: Any, part: Any, recorder: Recorder, tokens: torch.Tensor, positi
     finally:
         for module in modules:
             clear_hook(module)
-
-
-def _check_independence(
-    alone: list[AttentionCall], crowded: list[AttentionCall], output: torch.Tensor, crowded_output: torch.Tensor
-) -> None:
-    """Each of the four repeated tokens must come out alike, whatever stands beside it."""
-    if [call.layer_index for call in alone] != [call.layer_index for call in crowded]:
-        raise UnsupportedModelError("The model's layers do not all compute attention each time.", remedy=_REMEDY)
-    pairs = [
-        (f"Layer {one.layer_index}", getattr(one, part), getattr(other, part))
-        for one, other in zip(alone, crowded, strict=True)
-        for part in ("query", "key", "value")
-    ]
-    pairs.append(("The last layer", output[None], crowded_output[None]))
-    for where, one, other in pairs:
-        expected = one[:, :, :_REPEAT]
-        for start, reason in (
-            (0, "how far the longest sequence of a batch reaches"),
-            (_REPEAT, "its neighbours outside of attention"),
-        ):
-            if _differ(other[:, :, start : start + _REPEAT], expected):
-                raise UnsupportedModelError(
-                    f"{where} lets a token's own vectors depend on {reason}.",
-                    remedy="A rotary embedding that changes with length (longrope, dynamic NTK) runs up to its "
-                    "original length, given as --max-model-len; a recurrence or convolution cannot be computed yet.",
-                )
 
 
 def _differ(found: torch.Tensor, expected: torch.Tensor) -> bool:

@@ -11,7 +11,7 @@ import torch
 
 from octavo.errors import UnsupportedModelError
 from octavo.models.attention_interface import PROBE_NAME
-from octavo.models.attention_probe import AttentionProbe
+from octavo.models.attention_probe import NUM_PROBE_TOKENS, AttentionProbe
 from octavo.models.mask_kind import MaskKind
 from octavo.models.transformers_api import PreTrainedModel
 from octavo.models.zoo import find_model
@@ -40,7 +40,7 @@ def test_what_a_probe_sees() -> None:
     assert (first.num_heads, first.num_kv_heads, first.head_size, first.value_size) == (4, 2, 8, 8)
     assert (first.scale, first.soft_cap, first.sinks, first.shares_with) == (pytest.approx(256**-0.5), 3.0, None, None)
     assert found.base_path == "model"
-    assert found.logits.shape == (1, 9, 160)
+    assert found.logits.shape == (1, NUM_PROBE_TOKENS, 160)
 
 
 def test_sinks_are_seen() -> None:
@@ -96,6 +96,7 @@ def test_shared_keys_and_values_are_seen() -> None:
         ("roberta", {"is_decoder": False}, "RobertaSelfAttention sees later tokens"),
         ("bart", {"decoder_layers": 2, "d_model": 32}, "BartForCausalLM takes no positions"),
         ("qwen3_next", {"layer_types": ["full_attention", "linear_attention"] * 2}, "depend on its neighbours"),
+        ("roberta", {"is_decoder": True}, "where its sequence starts: positions are not counted"),
         ("inkling_text", {}, "a tensor 'position_bias' that Octavo does not know"),
     ],
 )

@@ -12,8 +12,6 @@ from typing import Any
 import torch
 from torch import nn
 
-_multiply = torch.ops.mkldnn._linear_pointwise.default
-
 
 def can_pack(module: nn.Module) -> bool:
     """Whether `module` is a plain linear layer (no subclass, no hook) that is faster when packed, on this machine."""
@@ -24,6 +22,7 @@ def can_pack(module: nn.Module) -> bool:
         weight.device.type == "cpu"
         and weight.dtype == torch.bfloat16
         and (module.bias is None or module.bias.dtype == torch.bfloat16)
+        and torch.backends.mkldnn.is_available()
         and bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
     )
 
@@ -35,10 +34,11 @@ class PackedWeight:
         self.num_bytes = weight.nbytes + (0 if bias is None else bias.nbytes)
         self._weight: torch.Tensor = torch.ops.mkldnn._reorder_linear_weight(weight.detach(), 1)
         self._bias = None if bias is None else bias.detach()
+        self._multiply = torch.ops.mkldnn._linear_pointwise.default
 
     def apply(self, rows: torch.Tensor) -> torch.Tensor:
         """[..., outputs] from [..., inputs]."""
-        result: torch.Tensor = _multiply(rows, self._weight, self._bias, "none", [], "")
+        result: torch.Tensor = self._multiply(rows, self._weight, self._bias, "none", [], "")
         return result
 
     def plain(self) -> torch.Tensor:
