@@ -107,6 +107,36 @@ def test_greedy_with_every_rule_is_the_arg_max_of_the_edited_logits(
     assert edited[found] == pytest.approx(edited.max(), abs=1e-5)
 
 
+@pytest.mark.parametrize(
+    ("penalty", "output", "expected"),
+    [
+        ({"presence_penalty": 0.4}, [5, 5], 5),
+        ({"presence_penalty": 0.6}, [5], 6),
+        ({"presence_penalty": 0.6}, [], 5),
+        ({"frequency_penalty": 0.4}, [5], 5),
+        ({"frequency_penalty": 0.4}, [5, 9, 5], 6),
+        ({"presence_penalty": 0.3, "frequency_penalty": 0.3}, [5], 6),
+        ({"repetition_penalty": 1.15}, [5], 5),
+        ({"repetition_penalty": 1.25}, [5], 6),
+        ({"repetition_penalty": 1.25}, [], 5),
+        ({"presence_penalty": -0.6}, [6], 6),
+    ],
+)
+def test_each_penalty_by_itself(penalty: dict[str, float], output: list[int], expected: int) -> None:
+    """Token 5 leads by 0.5 of 3.0; the prompt has neither."""
+    logits = torch.zeros(1, VOCAB)
+    logits[0, 5], logits[0, 6] = 3.0, 2.5
+    assert run(logits, [(SamplingParams(temperature=0.0, **penalty), [1], output)]) == [expected]
+
+
+def test_repetition_counts_the_prompt_too_and_negative_logits_are_multiplied() -> None:
+    logits = torch.full((1, VOCAB), -9.0)
+    logits[0, 5], logits[0, 6] = -2.0, -2.5
+    assert run(logits, [(SamplingParams(temperature=0.0, repetition_penalty=1.2), [5], [])]) == [5]
+    assert run(logits, [(SamplingParams(temperature=0.0, repetition_penalty=1.3), [5], [])]) == [6]
+    assert run(logits, [(SamplingParams(temperature=0.0, presence_penalty=2.0), [5], [])]) == [5], "presence does not"
+
+
 def test_rules_that_leave_nothing_let_bans_yield_before_the_allowed_set() -> None:
     logits = random_logits(1)
     sampling = SamplingParams(temperature=1.0, allowed_token_ids=(4, 9), bad_words_token_ids=((4,), (9,)), seed=1)
