@@ -22,7 +22,7 @@ def can_pack(module: nn.Module) -> bool:
         weight.device.type == "cpu"
         and weight.dtype == torch.bfloat16
         and (module.bias is None or module.bias.dtype == torch.bfloat16)
-        and torch.backends.mkldnn.is_available()
+        and torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
         and bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
     )
 
