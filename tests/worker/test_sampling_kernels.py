@@ -119,3 +119,20 @@ def test_what_is_kept_is_the_head_of_the_order(options: dict[str, float], num_di
         assert len(difference) <= 1, "only a rounding difference at the very end of the head is excused"
         weights = np.exp((row.astype(np.float64) - row.max()) / options.get("temperature", 1.0))
         assert weights[difference].sum() <= 1e-2 * weights[expected].sum()
+
+
+@pytest.mark.parametrize("top_p", [0.5, 0.7, 0.9, 0.99, 0.99999])
+@pytest.mark.parametrize("depth", [8.5, 9.0, 100.0])
+def test_top_p_that_ends_far_below_the_peak(depth: float, top_p: float) -> None:
+    """One token stands out, and much of the probability lies in a plateau more than 8 below it."""
+    generator = np.random.default_rng(7)
+    for num_distinct in (1, 40, 10**6):
+        row = (generator.standard_normal(9000) * 0.3).round(6)
+        if num_distinct < 10**6:
+            row = row.round(1) if num_distinct > 1 else row * 0
+        row = (row - depth).astype(np.float32)
+        row[17] = 0.0
+        found, expected = kept_by(row, top_p=top_p), directly_kept(row, top_p=top_p)
+        assert 17 in found
+        assert abs(len(found) - len(expected)) <= 0.001 * len(expected), "rounding moves the end by a hair"
+        assert set(found) <= set(expected) or set(expected) <= set(found)
