@@ -24,7 +24,7 @@ from octavo.engine.tokenizer import Tokenizer, load_tokenizer
 from octavo.errors import RequestError
 from octavo.formats.source import ModelFiles, locate
 from octavo.kv.planner import KVCachePlan
-from octavo.messages import StageReport
+from octavo.messages import SchedulerStats, StageReport
 from octavo.request import SamplingParams
 from octavo.worker.device import choose_device
 
@@ -161,6 +161,10 @@ class LLM:
             prompts, sampling_params, priority=priority, add_special_tokens=add_special_tokens
         )
         return Run(self._client, self._outputs, requests)
+
+    def stats(self) -> SchedulerStats:
+        """Where the engine stands: requests, blocks by state, preemptions and prefix hits so far."""
+        return self._client.stats()
 
     def reset_prefix_cache(self) -> bool:
         """Forget all cached prefixes. False when blocks are in use: then nothing changes."""

@@ -15,6 +15,7 @@ from tests.parity.reference import Greedy, count_excused, greedy
 from tests.parity.tiny import HYBRID, VOCAB_SIZE, build_model
 
 NUM_OUTPUT_TOKENS = 12
+NUM_LONG_OUTPUT_TOKENS = 90
 LENGTHS = (1, 2, 7, 11, 12, 13, 25, 40, 64, 90, 131)
 """Below, at and past the window of 11 tokens, on and off block borders."""
 
@@ -26,24 +27,27 @@ class Tiny:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        model = build_model(folder, HYBRID)
+        self.model = build_model(folder, HYBRID)
         rng = random.Random(7)
         base = [rng.randrange(3, VOCAB_SIZE) for _ in range(max(LENGTHS))]
         fresh = [[rng.randrange(3, VOCAB_SIZE) for _ in range(length)] for length in LENGTHS]
         forks = [base[:cut] + [rng.randrange(3, VOCAB_SIZE) for _ in range(9)] for cut in (16, 48, 48, 80)]
         self.prompts = fresh + forks
-        self.greedy: list[Greedy] = [greedy(model, prompt, NUM_OUTPUT_TOKENS) for prompt in self.prompts]
+        self.greedy: list[Greedy] = [greedy(self.model, prompt, NUM_OUTPUT_TOKENS) for prompt in self.prompts]
 
     def llm(self, **options: Any) -> LLM:
         defaults: dict[str, Any] = {"dtype": "float32", "kv_memory": "4MiB"}
         return LLM(model=str(self.folder), **(defaults | options))
 
-    def check(self, llm: LLM, order: list[int]) -> None:
-        sampling = SamplingParams(temperature=0, max_tokens=NUM_OUTPUT_TOKENS, ignore_eos=True)
+    def check(self, llm: LLM, order: list[int], *, references: list[Greedy] | None = None) -> None:
+        """Run the prompts of `order`; `references` replaces what is expected of each place in it."""
+        references = references or [self.greedy[index] for index in order]
+        num_tokens = len(references[0].token_ids)
+        sampling = SamplingParams(temperature=0, max_tokens=num_tokens, ignore_eos=True)
         prompts = [{"prompt_token_ids": self.prompts[index]} for index in order]
         outputs = llm.generate(prompts, sampling, use_tqdm=False)
         tokens = [list(output.outputs[0].token_ids) for output in outputs]
-        assert count_excused(tokens, [self.greedy[index] for index in order]) == 0
+        assert count_excused(tokens, references) == 0
 
 
 @pytest.fixture(scope="module")
@@ -52,7 +56,9 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Tiny:
 
 
 def test_outputs_are_varied(tiny: Tiny) -> None:
-    assert all(len(set(reference.token_ids)) > NUM_OUTPUT_TOKENS // 2 for reference in tiny.greedy)
+    distinct = sorted(len(set(reference.token_ids)) for reference in tiny.greedy)
+    assert distinct[0] > 3
+    assert distinct[len(distinct) // 2] > NUM_OUTPUT_TOKENS // 2
 
 
 @pytest.mark.parametrize("chunk", [1, 2, 3, 5, 8, 13, 16, 31, 64, 200])
@@ -75,7 +81,7 @@ def test_alone(tiny: Tiny) -> None:
             tiny.check(llm, [index])
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=8, deadline=None)
 @given(
     seed=st.integers(0, 2**32),
     batch=st.sampled_from([1, 4, 9, 30, 2048]),
@@ -96,7 +102,7 @@ def test_any_schedule(
         "max_model_len": 160,
     }
     with tiny.llm(**options) as probe:
-        smallest = probe.plan.figures.min_blocks
+        smallest = 1 + sum(probe.plan.figures.blocks_per_request)
     order = random.Random(seed).choices(range(len(tiny.prompts)), k=20)
     with tiny.llm(**options, num_blocks_override=smallest + extra_blocks) as llm:
         tiny.check(llm, order)
@@ -104,6 +110,12 @@ def test_any_schedule(
 
 
 def test_preemption(tiny: Tiny) -> None:
-    with tiny.llm(max_model_len=160, num_blocks_override=40, block_size=8) as llm:
-        tiny.check(llm, list(range(len(tiny.prompts))) * 2)
+    """Long outputs in a pool that holds little more than one request of the greatest length."""
+    order = [index for index, prompt in enumerate(tiny.prompts) if 11 <= len(prompt) <= 64]
+    references = [greedy(tiny.model, tiny.prompts[index], NUM_LONG_OUTPUT_TOKENS) for index in order]
+    options: dict[str, Any] = {"max_model_len": 160, "block_size": 2, "max_num_batched_tokens": 16}
+    with tiny.llm(**options) as probe:
+        smallest = 1 + sum(probe.plan.figures.blocks_per_request)
+    with tiny.llm(**options, num_blocks_override=smallest) as llm:
+        tiny.check(llm, order * 3, references=references * 3)
         assert llm.stats().num_preemptions > 0

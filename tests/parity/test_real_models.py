@@ -96,7 +96,7 @@ def test_prefix_hits_equal_transformers(reference: Reference) -> None:
 def test_preempted_equals_transformers(reference: Reference) -> None:
     """A pool that holds little more than the longest request forces preemption by recompute."""
     expected = reference.greedy[:NUM_VARIANT_PROMPTS]
-    with make_llm(reference.name, num_blocks_override=None, max_model_len=800, kv_memory="64MiB") as llm:
+    with make_llm(reference.name, max_model_len=800, block_size=2, kv_memory="40MiB") as llm:
         outputs = run(llm, reference.prompts[:NUM_VARIANT_PROMPTS])
         num_preemptions = llm.stats().num_preemptions
     assert num_preemptions > 0
