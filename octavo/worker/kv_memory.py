@@ -67,7 +67,8 @@ def bind(
     """Give every layer its view and its group; returns the groups, in the config's order.
 
     Raises `BindError` when the plan names a layer that the model has not, the model has one that the plan lacks, a
-    sharing layer's target differs, or a layer's spec is another than the plan's. Then no layer has been changed.
+    sharing layer's target differs, or a layer's spec is another than the plan's. Then no layer has been changed. The
+    planner may have lengthened a layer's blocks by a whole factor: that makes pages of unlike heads equal.
     """
     placed = placements(config)
     _refuse_names(set(placed) | set(config.shared_layers), set(layers))
@@ -163,9 +164,11 @@ def _refuse_target(layer: AttentionLayer, target: str | None, placed: Mapping[st
 
 def _refuse_shape(layer: AttentionLayer, place: LayerPlacement, found: KVCacheView, num_blocks: int) -> None:
     spec, planned = layer.spec, place.spec
+    lengthened = planned.block_size % spec.block_size == 0
+    block_size = planned.block_size if lengthened else spec.block_size
     wanted = (
-        (num_blocks, spec.block_size, spec.num_kv_heads, spec.head_size),
-        (num_blocks, spec.block_size, spec.num_kv_heads, spec.value_size),
+        (num_blocks, block_size, spec.num_kv_heads, spec.head_size),
+        (num_blocks, block_size, spec.num_kv_heads, spec.value_size),
         getattr(torch, spec.dtype),
     )
     given = (tuple(found.key.shape), tuple(found.value.shape), found.key.dtype)

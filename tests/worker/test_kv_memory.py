@@ -195,7 +195,7 @@ def test_missing_and_extra_layers_are_named_together() -> None:
 
 
 @pytest.mark.parametrize(
-    "change", [{"num_kv_heads": 1}, {"head_size": 8}, {"head_size_v": 2}, {"dtype": "bfloat16"}, {"block_size": 4}]
+    "change", [{"num_kv_heads": 1}, {"head_size": 8}, {"head_size_v": 2}, {"dtype": "bfloat16"}, {"block_size": 3}]
 )
 def test_a_misshapen_layer_is_refused_with_both_shapes(change: dict[str, object]) -> None:
     config = plan([full(), full()])
@@ -235,3 +235,19 @@ def test_sharing_the_cache_of_a_layer_that_keeps_none_is_refused() -> None:
         layer_name(2): layer(layer_name(2), full(), layer_name(0)),
     }
     assert_refused(config, layers, r"layers\.1 reads the cache of layers\.2, which keeps none")
+
+
+def test_layers_with_heads_of_half_the_size_are_bound_to_blocks_of_twice_the_tokens() -> None:
+    """The planner makes pages equal by longer blocks; a loaded layer reports the block size that was asked for."""
+    loaded: list[LayerSpec] = [full(head_size=8), sliding(), full(head_size=8), sliding()]
+    config = plan(loaded)
+    planned = {name: place.spec.block_size for name, place in placements(config).items()}
+    assert planned == {"layers.0": 8, "layers.1": 16, "layers.2": 8, "layers.3": 16}
+    layers = {layer_name(i): layer(layer_name(i), spec) for i, spec in enumerate(loaded)}  # type: ignore[arg-type]
+    groups = bind(config, view(config, allocate(config, CPU)), layers)
+    assert sorted({group.block_size for group in groups}) == [8, 16]
+    for name, bound in layers.items():
+        assert bound.group is not None
+        assert bound.group.block_size == planned[name]
+        assert bound.kv_cache is not None
+        assert bound.kv_cache.key.shape[1] == planned[name]
