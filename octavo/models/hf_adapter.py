@@ -11,6 +11,8 @@ the model's class applies; rows are independent of each other.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -25,6 +27,9 @@ from octavo.models.attention_probe import AttentionProbe
 from octavo.models.attention_recorder import AttentionCall
 from octavo.models.mask_kind import MaskKind
 from octavo.models.modules.replacement import replace_modules
+
+_SMALL_MODEL_BYTES = 1 << 30
+"""Below this, examining and packing a model on one thread takes well under a second."""
 
 _REMEDY = "Octavo cannot run this model yet; use another one."
 
@@ -124,7 +129,7 @@ def adapt_model(
     Raises `UnsupportedModelError` when the model computes something else than what its config promised or than Octavo
     can compute; the message names the property.
     """
-    with torch.inference_mode():
+    with torch.inference_mode(), _few_threads(model):
         probe = AttentionProbe(model, length=max_model_len, vocab_size=model_config.vocab_size)
         _check_layers(probe.calls, model_config, max_model_len)
         packed_bytes = replace_modules(model, probe.linear_calls)
@@ -151,6 +156,18 @@ def adapt_model(
             remedy=_REMEDY,
         )
     return loaded
+
+
+@contextmanager
+def _few_threads(model: Any) -> Iterator[None]:
+    """One thread for a small model: few rows gain little from more, and on a busy machine threads wait long."""
+    num_threads = torch.get_num_threads()
+    if sum(parameter.nbytes for parameter in model.parameters()) < _SMALL_MODEL_BYTES:
+        torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(num_threads)
 
 
 def _attention_layer(
