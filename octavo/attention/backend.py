@@ -20,7 +20,7 @@ import torch
 from octavo.kv.specs import AttentionSpec
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, weakref_slot=True)
 class KVCacheView:
     """One layer's view of its tensor: no copy, strides by `kv/layout.py`.
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import struct
+import weakref
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,7 +13,7 @@ import torch
 from octavo.attention.backend import AttentionBackend, AttentionLayer, AttentionMetadata, KVCacheView
 from octavo.attention.numba_emit import BFLOAT16, FLOAT16, FLOAT32, LINE, Element, VectorPath
 from octavo.attention.numba_job import JOB, SLOTS_PER_THREAD, STEP_FIELDS, align, scratch_bytes, state_bytes
-from octavo.attention.numba_kernels import attend_kernel, row_element_of, vector_paths, write_kernel
+from octavo.attention.numba_kernels import KernelTable, kernels_of, row_element_of, tile_rows_of, vector_paths
 from octavo.attention.numba_rows import CODES
 from octavo.attention.numba_write import UNIT_TOKENS, WRITE_JOB, WRITE_STEP_FIELDS
 from octavo.attention.team import Team, make_team
@@ -21,8 +23,6 @@ _ELEMENTS = {torch.float32: FLOAT32, torch.bfloat16: BFLOAT16, torch.float16: FL
 _CODES = {dtype: CODES[element.name] for dtype, element in _ELEMENTS.items()}
 _STEP = struct.Struct(f"{len(STEP_FIELDS)}q")
 _WRITE_STEP = struct.Struct(f"{len(WRITE_STEP_FIELDS)}q")
-_MOST_KEPT = 4096
-"""Layers or cache views whose records are kept: far more than a model has, so that nothing grows without end."""
 
 
 class _Record:
@@ -39,10 +39,11 @@ class _Record:
 class _Pages:
     """A cache view as kernels see it."""
 
-    def __init__(self, cache: KVCacheView) -> None:
+    def __init__(self, cache: KVCacheView, kernels: KernelTable) -> None:
         key, value = cache.key, cache.value
-        self.cache = cache
+        self.cache = weakref.ref(cache)
         self.element = element_of(key.dtype)
+        self.kernel = kernels.write(self.element)
         size = key.element_size()
         self.fields: dict[str, float] = {
             "keys": key.data_ptr(),
@@ -64,15 +65,21 @@ class _Pages:
 class _LayerJob:
     """A layer as the attention kernel sees it, for queries of one dtype."""
 
-    def __init__(self, layer: AttentionLayer, pages: _Pages, dtype: torch.dtype) -> None:
-        self.layer = layer
-        self.pages = pages
+    def __init__(
+        self, layer: AttentionLayer, cache: KVCacheView, pages: _Pages, dtype: torch.dtype, kernels: KernelTable
+    ) -> None:
+        self.layer = weakref.ref(layer)
+        self.cache = pages.cache
         self.dtype = dtype
-        self.value_size = pages.cache.value.shape[3]
+        self.value_size = cache.value.shape[3]
         self.sinks = None if layer.sinks is None else layer.sinks.detach().float().contiguous()
-        num_kv_heads, group_size = pages.cache.key.shape[2], layer.num_heads // pages.cache.key.shape[2]
-        self.scratch_bytes = align(scratch_bytes(num_kv_heads, group_size, pages.cache.key.shape[3], self.value_size))
+        num_kv_heads, group_size = cache.key.shape[2], layer.num_heads // cache.key.shape[2]
+        row_element = row_element_of(kernels.path, element_of(dtype), pages.element)
+        tile_rows = tile_rows_of(kernels.path, row_element, pages.element)
+        sizes = cache.key.shape[3], self.value_size
+        self.scratch_bytes = align(scratch_bytes(num_kv_heads, group_size, *sizes, tile_rows))
         self.slot_bytes = align(state_bytes(layer.num_heads, self.value_size))
+        self.kernel = kernels.step()
         self.num_threads = 0
         self.memory: np.ndarray[Any, Any] | None = None
         fields = pages.fields | {
@@ -81,6 +88,9 @@ class _LayerJob:
             "chunk": layer.chunk or 0,
             "sinks": 0 if self.sinks is None else self.sinks.data_ptr(),
             "query_code": _CODES[dtype],
+            "tile_rows": tile_rows,
+            "few_rows": kernels.few_rows(row_element, pages.element),
+            "many_rows": kernels.many_rows(row_element, pages.element),
             "scale": layer.scale,
             "soft_cap": layer.soft_cap or 0.0,
         }
@@ -104,17 +114,23 @@ class _LayerJob:
 class NumbaCPU(AttentionBackend):
     """Paged attention on the threads of one process; one call at a time.
 
-    Owns: the threads' working memory, which grows to what the largest layer needs. Never: cache memory.
+    Owns: the threads' working memory, which grows to what the largest layer needs, and what it has worked out about
+    layers and cache views, as long as they live. Never: cache memory.
     """
 
     name = "numba_cpu"
 
-    def __init__(self, *, num_threads: int = 0, path: VectorPath | None = None, team: Team | None = None) -> None:
+    def __init__(
+        self,
+        *,
+        num_threads: int = 0,
+        cache_dir: Path | None = None,
+        path: VectorPath | None = None,
+        team: Team | None = None,
+    ) -> None:
         self._fixed_threads = num_threads
-        self._path = path or vector_paths()[0]
+        self._kernels = kernels_of(path or vector_paths()[0], cache_dir and cache_dir / "kernels")
         self._team = team or make_team()
-        self._attend_kernels: dict[tuple[torch.dtype, Element], int] = {}
-        self._write_kernels: dict[Element, int] = {}
         self._pages: dict[int, _Pages] = {}
         self._jobs: dict[int, _LayerJob] = {}
         self._memory = np.empty(0, np.uint8)
@@ -122,8 +138,11 @@ class NumbaCPU(AttentionBackend):
 
     def warm_up(self, layer: AttentionLayer, dtype: torch.dtype) -> None:
         element = element_of(getattr(torch, layer.spec.dtype))
-        self._attend_kernel(dtype, element)
-        self._write_kernel(element)
+        row_element = row_element_of(self._kernels.path, element_of(dtype), element)
+        self._kernels.step()
+        self._kernels.few_rows(row_element, element)
+        self._kernels.many_rows(row_element, element)
+        self._kernels.write(element)
 
     def write(self, cache: KVCacheView, key: torch.Tensor, value: torch.Tensor, metadata: AttentionMetadata) -> None:
         pages = self._pages_of(cache)
@@ -144,8 +163,7 @@ class NumbaCPU(AttentionBackend):
             num_tokens,
             _CODES[key.dtype],
         )
-        num_threads = min(self._num_threads(), (num_tokens + UNIT_TOKENS - 1) // UNIT_TOKENS)
-        self._team.run(self._write_kernel(pages.element), record.address, num_threads)
+        self._team.run(pages.kernel, record.address, self._num_threads() if num_tokens > 2 * UNIT_TOKENS else 1)
 
     def attend(
         self, layer: AttentionLayer, cache: KVCacheView, query: torch.Tensor, metadata: AttentionMetadata
@@ -174,7 +192,7 @@ class NumbaCPU(AttentionBackend):
             num_requests,
             self._counters.ctypes.data,
         )
-        self._team.run(self._attend_kernel(query.dtype, job.pages.element), record.address, num_threads)
+        self._team.run(job.kernel, record.address, num_threads)
         return out
 
     def _num_threads(self) -> int:
@@ -191,33 +209,17 @@ class NumbaCPU(AttentionBackend):
 
     def _pages_of(self, cache: KVCacheView) -> _Pages:
         pages = self._pages.get(id(cache))
-        if pages is None or pages.cache is not cache:
-            if len(self._pages) >= _MOST_KEPT:
-                self._pages.clear()
-            pages = self._pages[id(cache)] = _Pages(cache)
+        if pages is None or pages.cache() is not cache:
+            pages = self._pages[id(cache)] = _Pages(cache, self._kernels)
+            weakref.finalize(cache, self._pages.pop, id(cache), None)
         return pages
 
     def _job_of(self, layer: AttentionLayer, cache: KVCacheView, dtype: torch.dtype) -> _LayerJob:
         job = self._jobs.get(id(layer))
-        if job is None or job.layer is not layer or job.pages.cache is not cache or job.dtype is not dtype:
-            if len(self._jobs) >= _MOST_KEPT:
-                self._jobs.clear()
-            job = self._jobs[id(layer)] = _LayerJob(layer, self._pages_of(cache), dtype)
+        if job is None or job.layer() is not layer or job.cache() is not cache or job.dtype is not dtype:
+            job = self._jobs[id(layer)] = _LayerJob(layer, cache, self._pages_of(cache), dtype, self._kernels)
+            weakref.finalize(layer, self._jobs.pop, id(layer), None)
         return job
-
-    def _attend_kernel(self, dtype: torch.dtype, element: Element) -> int:
-        address = self._attend_kernels.get((dtype, element))
-        if address is None:
-            row_element = row_element_of(self._path, element_of(dtype), element)
-            address = attend_kernel(self._path, row_element, element).address
-            self._attend_kernels[dtype, element] = address
-        return address
-
-    def _write_kernel(self, element: Element) -> int:
-        address = self._write_kernels.get(element)
-        if address is None:
-            address = self._write_kernels[element] = write_kernel(self._path, element).address
-        return address
 
 
 def element_of(dtype: torch.dtype) -> Element:
@@ -236,6 +238,6 @@ def _with_plain_rows(tensor: torch.Tensor) -> torch.Tensor:
     return tensor if tensor.stride(2) == 1 else tensor.contiguous()
 
 
-def create(num_threads: int) -> NumbaCPU:
+def create(num_threads: int, cache_dir: Path | None) -> NumbaCPU:
     """The backend, for the registry."""
-    return NumbaCPU(num_threads=num_threads)
+    return NumbaCPU(num_threads=num_threads, cache_dir=cache_dir)

@@ -16,16 +16,21 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from octavo.attention.numba_emit import LINE
-from octavo.attention.numba_vectors import compiled, get_int32
+from octavo.attention.numba_memory import get_int32, get_int64, put_int64
+from octavo.attention.numba_vectors import compiled
 
 SEGMENT = 128
 SPAN_SEGMENTS = 16
 SMALL_ROWS = 16
 """Most rows of a request (per KV head) that one unit takes for all KV heads; a single query's rows may be more."""
+MOST_SMALL_ROWS = 64
+"""Most rows of a single query, per KV head, that count as few."""
 TILE_ROWS = 64
-"""Most rows of any unit, per KV head."""
-SHORT_TILE_ROWS = 16
-"""Rows of a tile where larger ones would leave threads without work."""
+"""Rows of a prefill's tile, per KV head."""
+PACKED_TILE_ROWS = 128
+"""The same where keys and values are packed for a tile."""
+SHORT_TILES = 4
+"""Tiles are so many times shorter where whole ones would leave threads without work."""
 UNITS_PER_THREAD = 4
 """Units to aim at, so that threads finish at about the same time."""
 SLOTS_PER_THREAD = 128
@@ -68,13 +73,17 @@ LAYER_FIELDS = (
     "chunk",
     "sinks",
     "query_code",
+    "tile_rows",
     "num_threads",
+    "few_rows",
+    "many_rows",
     "scratch",
     "scratch_bytes",
     "slots",
     "slots_bytes",
 )
-"""int64 fields that a layer keeps. `window`, `chunk` and `sinks` are 0 where there is none; `scratch_bytes` is one
+"""int64 fields that a layer keeps. `window`, `chunk` and `sinks` are 0 where there is none; `few_rows` and
+`many_rows` are kernels; `scratch_bytes` is one
 thread's share of `scratch`; `slots` holds partial results."""
 
 JOB = np.dtype(
@@ -115,6 +124,8 @@ class Scratch(NamedTuple):
     take: int
     span: int
     total: int
+    packed: int
+    """A segment's keys or values as `numba_packed` wants them."""
     line_bytes: int
     """From one row's weighted sum to the next."""
 
@@ -153,8 +164,8 @@ def align(num_bytes: int) -> int:
 
 @compiled
 def line_bytes(value_size: int) -> int:
-    """Bytes of one row of weighted sums: whole vectors."""
-    return align(4 * value_size)
+    """Bytes of one row of weighted sums: whole vectors, and whole blocks of 32 columns."""
+    return align(2 * value_size) * 2
 
 
 @compiled
@@ -164,27 +175,34 @@ def state_bytes(num_rows: int, value_size: int) -> int:
 
 
 @compiled
-def state_rows(num_kv_heads: int, group_size: int) -> int:
+def state_rows(num_kv_heads: int, group_size: int, tile_rows: int) -> int:
     """Most rows of any unit, all heads together."""
-    if group_size <= TILE_ROWS:
-        return max(TILE_ROWS, num_kv_heads * max(group_size, SMALL_ROWS))
-    return TILE_ROWS
+    if group_size <= MOST_SMALL_ROWS:
+        return max(tile_rows, num_kv_heads * max(group_size, SMALL_ROWS))
+    return tile_rows
 
 
 @compiled
-def scratch_bytes(num_kv_heads: int, group_size: int, size: int, value_size: int) -> int:
+def packed_bytes(size: int, value_size: int) -> int:
+    """Bytes of a segment's packed keys or values."""
+    return 2 * SEGMENT * max(align(size), align(value_size))
+
+
+@compiled
+def scratch_bytes(num_kv_heads: int, group_size: int, size: int, value_size: int, tile_rows: int) -> int:
     """Bytes of one thread's working memory."""
-    num_rows = state_rows(num_kv_heads, group_size)
+    num_rows = state_rows(num_kv_heads, group_size, tile_rows)
     fixed = 4 * LIST_BYTES + num_rows * 4 * SEGMENT + 4 * align(4 * num_rows)
+    fixed += LINE + packed_bytes(size, value_size)
     return fixed + num_rows * align(4 * size) + 2 * align(state_bytes(num_rows, value_size))
 
 
 @compiled
 def scratch_of(job: Any, thread: int) -> Scratch:
     """The addresses of thread number `thread`."""
-    num_rows = state_rows(job.num_kv_heads, job.group_size)
+    num_rows = state_rows(job.num_kv_heads, job.group_size, job.tile_rows)
     row_bytes = align(4 * job.size)
-    rows = job.scratch + thread * job.scratch_bytes
+    rows = job.scratch + thread * job.scratch_bytes + LINE
     lists = rows + num_rows * row_bytes
     scores = lists + 4 * LIST_BYTES
     tops = scores + num_rows * 4 * SEGMENT
@@ -202,6 +220,7 @@ def scratch_of(job: Any, thread: int) -> Scratch:
         tops + 3 * vector,
         span,
         total,
+        total + align(state_bytes(num_rows, job.value_size)),
         line_bytes(job.value_size),
     )
 
@@ -236,7 +255,7 @@ def num_segments_of(job: Any, request: int) -> int:
 def is_small(job: Any, num_queries: int) -> bool:
     """Whether one unit takes all KV heads of a request."""
     num_rows = num_queries * job.group_size
-    return num_rows <= SMALL_ROWS or (num_queries == 1 and num_rows <= TILE_ROWS)
+    return num_rows <= SMALL_ROWS or (num_queries == 1 and num_rows <= MOST_SMALL_ROWS)
 
 
 @compiled
@@ -256,9 +275,9 @@ def measure(job: Any) -> tuple[int, int]:
         if num_queries > 0:
             work += work_of(job, request)
             if not is_small(job, num_queries):
-                num_units += job.num_kv_heads * (num_queries * job.group_size // TILE_ROWS + 1)
+                num_units += job.num_kv_heads * (num_queries * job.group_size // job.tile_rows + 1)
     wanted = UNITS_PER_THREAD * job.num_threads
-    tile_rows = TILE_ROWS if num_units >= wanted else SHORT_TILE_ROWS
+    tile_rows = job.tile_rows if num_units >= wanted else job.tile_rows // SHORT_TILES
     return tile_rows, work // wanted + 1
 
 
@@ -291,3 +310,39 @@ def slots_bytes_of(job: Any, request: int, part: Part) -> int:
     """Bytes of a request's partial results."""
     num_rows = num_queries_of(job, request) * job.group_size * job.num_kv_heads
     return part.num_slots * align(state_bytes(num_rows, job.value_size))
+
+
+@compiled
+def reach(job: Any, tile: Tile) -> tuple[int, int]:
+    """The first and the last position that the tile's rows read."""
+    first = first_position(job, tile.base_position + tile.row // job.group_size)
+    return first, tile.base_position + (tile.row + tile.num_rows - 1) // job.group_size
+
+
+@compiled
+def list_tokens(job: Any, request: int, segment: int, begin: int, end: int, listed: int) -> None:
+    """Lists the addresses of the keys at `begin` to `end - 1` of a segment at `listed`, and of the values behind them.
+
+    Places outside, up to the segment's size, repeat the nearest token: they are read in passing and not used.
+    """
+    table = job.block_table + 4 * request * job.block_table_width
+    position = segment * SEGMENT + begin
+    block, offset = position // job.block_size, position % job.block_size
+    number = get_int32(table + 4 * block)
+    key, value = 0, 0
+    for token in range(begin, end):
+        if offset == job.block_size:
+            block, offset = block + 1, 0
+            number = get_int32(table + 4 * block)
+        key = job.keys + number * job.key_block_bytes + offset * job.key_token_bytes
+        value = job.values + number * job.value_block_bytes + offset * job.value_token_bytes
+        put_int64(listed + 8 * token, key)
+        put_int64(listed + LIST_BYTES + 8 * token, value)
+        offset += 1
+    first_key, first_value = (get_int64(listed + 8 * begin), get_int64(listed + LIST_BYTES + 8 * begin))
+    for token in range(begin):
+        put_int64(listed + 8 * token, first_key)
+        put_int64(listed + LIST_BYTES + 8 * token, first_value)
+    for token in range(end, SEGMENT):
+        put_int64(listed + 8 * token, key)
+        put_int64(listed + LIST_BYTES + 8 * token, value)

@@ -1,29 +1,60 @@
 """The kernels as C functions, compiled once per machine and kept on disk.
 
 A kernel is specialised on the CPU's `VectorPath` and the cache's `Element`, and on nothing else but whether rows are
-bfloat16 too. Numba keys what it caches by the CPU's name and features and by the values a kernel closes over.
+bfloat16 too. Numba keys what it keeps by the CPU's name and features and by the values that a kernel closes over.
 """
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import llvmlite.binding
 import numba
-from numba import carray, cfunc, types
+from numba import cfunc, types
 
-from octavo.attention.numba_attend import attend_step
+from octavo.attention.numba_attend import UNIT, attend_few_rows, attend_packed_rows, attend_step
 from octavo.attention.numba_emit import BFLOAT16, FLOAT32, Element, VectorPath
-from octavo.attention.numba_job import JOB
-from octavo.attention.numba_vectors import address_of
+from octavo.attention.numba_job import JOB, PACKED_TILE_ROWS, TILE_ROWS
+from octavo.attention.numba_memory import JobType
+from octavo.attention.numba_tiles import uses_dot
 from octavo.attention.numba_write import WRITE_JOB, write_step
 
-_JOB_POINTER = types.CPointer(numba.from_dtype(JOB))
-_WRITE_POINTER = types.CPointer(numba.from_dtype(WRITE_JOB))
+_JOB, _UNIT, _WRITE_JOB = JobType("Job", JOB), JobType("Unit", UNIT), JobType("WriteJob", WRITE_JOB)
+
+_TILE_PERMISSION = (158, 0x1023, 18)
+"""arch_prctl(ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA), by number: Documentation/arch/x86/xstate.rst of Linux."""
+
+
+def allow_tiles() -> bool:
+    """Asks the kernel (Linux on x86-64) to let this process use AMX tiles; whether it does."""
+    try:
+        syscall = ctypes.CDLL(None).syscall
+    except (AttributeError, OSError):
+        return False
+    return bool(syscall(*_TILE_PERMISSION) == 0)
+
+
+@cache
+def vector_paths() -> tuple[VectorPath, ...]:
+    """The paths that this CPU can take, best first."""
+    features = llvmlite.binding.get_host_cpu_features()
+    has = {name for name, is_there in features.items() if is_there}
+    paths: list[VectorPath] = []
+    if {"avx512f", "avx512bw", "avx512vl", "avx512dq"} <= has:
+        if "avx512bf16" in has:
+            if {"amx-tile", "amx-bf16"} <= has and allow_tiles():
+                paths.append(VectorPath("amx", 16, has_half=True, has_dot=True, has_tiles=True))
+            paths.append(VectorPath("avx512_bf16", 16, has_half=True, has_dot=True))
+        paths.append(VectorPath("avx512", 16, has_half=True))
+    if {"avx2", "fma", "f16c"} <= has:
+        paths.append(VectorPath("avx2", 8, has_half=True))
+    return (*paths, VectorPath("plain", 4))
 
 
 @cache
@@ -35,51 +66,93 @@ def source_digest() -> str:
     return digest.hexdigest()
 
 
-@cache
-def vector_paths() -> tuple[VectorPath, ...]:
-    """The paths that this CPU can take, best first."""
-    features = llvmlite.binding.get_host_cpu_features()
-    has = {name for name, is_there in features.items() if is_there}
-    source, paths = source_digest(), []
-    if {"avx512f", "avx512bw", "avx512vl", "avx512dq"} <= has:
-        if "avx512bf16" in has:
-            paths.append(VectorPath("avx512_bf16", 16, source, has_half=True, has_dot=True))
-        paths.append(VectorPath("avx512", 16, source, has_half=True))
-    if {"avx2", "fma", "f16c"} <= has:
-        paths.append(VectorPath("avx2", 8, source, has_half=True))
-    return (*paths, VectorPath("plain", 4, source))
-
-
 def row_element_of(path: VectorPath, query: Element, element: Element) -> Element:
     """How rows of queries are kept: bfloat16 where the CPU multiplies them as they are, else float32."""
     return BFLOAT16 if path.has_dot and query == element == BFLOAT16 else FLOAT32
 
 
-def _cached(signature: Any, function: Callable[..., None]) -> Any:
-    """Compiles, or loads from the cache on disk; without a writable place for a cache, compiles for this process."""
+def tile_rows_of(path: VectorPath, row_element: Element, element: Element) -> int:
+    """Rows of a prefill's tile in the kernel for these."""
+    return PACKED_TILE_ROWS if uses_dot(path, row_element, element) else TILE_ROWS
+
+
+class KernelTable:
+    """The kernels of one path, by their addresses; each is compiled, or read from disk, when first asked for.
+
+    Owns: the compiled code, as long as the process lives, since jobs hold its addresses.
+    """
+
+    def __init__(self, path: VectorPath, folder: Path) -> None:
+        self.path = path
+        self._folder = folder
+        self._functions: dict[tuple[object, ...], Any] = {}
+
+    def step(self) -> int:
+        """Attention of a step. Its argument is a `JOB`, which holds the addresses of a unit's kernels."""
+
+        def step(job: Any) -> None:
+            attend_step(job)
+
+        return self._address(("step",), types.void(_JOB), step)
+
+    def few_rows(self, row_element: Element, element: Element) -> int:
+        """Attention of a unit, segment by segment. Its arguments are a `JOB` and a `UNIT`."""
+        path = self.path
+
+        def few_rows(job: Any, unit: Any) -> None:
+            attend_few_rows(path, row_element, element, job, unit)
+
+        return self._address(("few rows", row_element, element), types.void(_JOB, _UNIT), few_rows)
+
+    def many_rows(self, row_element: Element, element: Element) -> int:
+        """The same for a tile of a prefill: over packed blocks, where the CPU multiplies rows and cache as they are."""
+        path = self.path
+        if not uses_dot(path, row_element, element):
+            return self.few_rows(row_element, element)
+
+        def many_rows(job: Any, unit: Any) -> None:
+            attend_packed_rows(path, job, unit)
+
+        return self._address(("many rows",), types.void(_JOB, _UNIT), many_rows)
+
+    def write(self, element: Element) -> int:
+        """Cache write of a step; its argument is a `WRITE_JOB`."""
+        path = self.path
+
+        def write(job: Any) -> None:
+            write_step(path, element, job)
+
+        return self._address(("write", element), types.void(_WRITE_JOB), write)
+
+    def _address(self, key: tuple[object, ...], signature: Any, function: Callable[..., None]) -> int:
+        compiled = self._functions.get(key)
+        if compiled is None:
+            compiled = self._functions[key] = _compile(signature, function, self._folder / source_digest())
+        return int(compiled.address)
+
+
+@cache
+def kernels_of(path: VectorPath, folder: Path | None = None) -> KernelTable:
+    """The kernels of `path`, kept in `folder`; None keeps them beside their sources, as Python does its own."""
+    return KernelTable(path, folder or Path(__file__).parent / "__pycache__" / "kernels")
+
+
+def _compile(signature: Any, function: Callable[..., None], folder: Path) -> Any:
+    """A C function, from `folder` where it was compiled before. Where nothing can be kept, it lasts for the process."""
     try:
-        return cfunc(signature, cache=True)(function)
-    except RuntimeError as error:
-        if "cannot cache function" not in str(error):
-            raise
+        folder.mkdir(parents=True, exist_ok=True)
+        with _kept_in(folder):
+            return cfunc(signature, cache=True)(function)
+    except OSError:
         return cfunc(signature)(function)
 
 
-@cache
-def attend_kernel(path: VectorPath, row_element: Element, element: Element) -> Any:
-    """Attention of a step; its argument is a `JOB`."""
-
-    def attend(pointer: Any) -> None:
-        attend_step(path, row_element, element, carray(pointer, 1)[0], address_of(pointer))
-
-    return _cached(types.void(_JOB_POINTER), attend)
-
-
-@cache
-def write_kernel(path: VectorPath, element: Element) -> Any:
-    """Cache write of a step; its argument is a `WRITE_JOB`."""
-
-    def write(pointer: Any) -> None:
-        write_step(path, element, carray(pointer, 1)[0], address_of(pointer))
-
-    return _cached(types.void(_WRITE_POINTER), write)
+@contextlib.contextmanager
+def _kept_in(folder: Path) -> Iterator[None]:
+    """Makes numba keep in `folder` what is compiled meanwhile."""
+    before = numba.config.CACHE_DIR
+    numba.config.CACHE_DIR = str(folder)
+    try:
+        yield
+    finally:
+        numba.config.CACHE_DIR = before

@@ -11,16 +11,15 @@ from typing import Any
 
 from octavo.attention.numba_emit import FLOAT32, VectorPath
 from octavo.attention.numba_job import SEGMENT, Scratch, Tile, align, first_position
+from octavo.attention.numba_memory import get_float32, put_float32
 from octavo.attention.numba_vectors import (
     choose,
     compiled,
     exp2,
     fma,
-    get_float32,
     load,
     maximum,
     maximum_of,
-    put_float32,
     ramp,
     splat,
     store,
@@ -79,7 +78,7 @@ def weigh_rows(path: VectorPath, job: Any, scratch: Scratch, tile: Tile, segment
     start = segment * SEGMENT
     for row in range(tile.num_heads * tile.num_rows):
         position = tile.base_position + (tile.row + row % tile.num_rows) // job.group_size
-        low, high = max(first_position(job, position) - start, begin), min(position + 1 - start, end)
+        low, high = (max(first_position(job, position) - start, begin), min(position + 1 - start, end))
         line = scratch.scores + 4 * row * SEGMENT
         largest, total = weigh_row(path, job, line, begin, end, low, high)
         put_float32(scratch.tops + 4 * row, largest)
@@ -122,7 +121,10 @@ def merge_states(path: VectorPath, scratch: Scratch, source: int, target: int, n
     vector = align(4 * num_rows)
     merge_factors(path, scratch, num_rows, source, source + vector, target, target + vector)
     for row in range(num_rows):
-        keep, take = splat(path, get_float32(scratch.keep + 4 * row)), splat(path, get_float32(scratch.take + 4 * row))
+        keep, take = (
+            splat(path, get_float32(scratch.keep + 4 * row)),
+            splat(path, get_float32(scratch.take + 4 * row)),
+        )
         line = 2 * vector + row * scratch.line_bytes
         for at in range(line, line + scratch.line_bytes, 4 * path.lanes):
             kept = load(path, FLOAT32, target + at) * keep

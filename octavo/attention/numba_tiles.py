@@ -239,7 +239,7 @@ def accumulate_tile(
     vectors = path.value
 
     def emit(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        count, columns, rest = arguments[2], arguments[10], [*arguments[3:10], *arguments[11:]]
+        count, columns, rest = (arguments[2], arguments[10], [*arguments[3:10], *arguments[11:]])
         wide = INT64(TILE_VECTORS * vectors.lanes)
         done = cgutils.alloca_once_value(builder, wide)
         builder.store(wide, done)
@@ -268,7 +268,9 @@ def _emit_sums(
     builder: Any, kinds: tuple[VectorPath, Element], group: range, width: int, some: Any, arguments: Any
 ) -> None:
     path, element = kinds
-    weights, weight_bytes, keep, take, values, value_offset, num_tokens, out, out_bytes, ahead, ahead_offset = arguments
+    (weights, weight_bytes, keep, take, values, value_offset, num_tokens, out, out_bytes, ahead, ahead_offset) = (
+        arguments
+    )
     weight_rows = [pointer(builder, _offset(builder, weights, weight_bytes, row)) for row in group]
     totals = _Accumulators(builder, path, len(group), width)
     with cgutils.for_range(builder, num_tokens, intp=INT64) as loop:

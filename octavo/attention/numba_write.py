@@ -7,8 +7,9 @@ from typing import Any
 import numpy as np
 
 from octavo.attention.numba_emit import BFLOAT16, FLOAT16, FLOAT32, Element, VectorPath
+from octavo.attention.numba_memory import get_int64
 from octavo.attention.numba_rows import copy_row
-from octavo.attention.numba_vectors import compiled, fetch_add, get_int64
+from octavo.attention.numba_vectors import address_of, compiled, fetch_add
 
 UNIT_TOKENS = 32
 """Tokens that a thread writes at a time."""
@@ -55,17 +56,17 @@ def write_token(path: VectorPath, source: Element, element: Element, job: Any, t
     new_key = job.new_keys + token * job.new_key_token_bytes
     new_value = job.new_values + token * job.new_value_token_bytes
     for head in range(job.num_kv_heads):
-        from_key, to_key = new_key + head * job.new_key_head_bytes, key + head * job.key_head_bytes
+        from_key, to_key = (new_key + head * job.new_key_head_bytes, key + head * job.key_head_bytes)
         copy_row(path, source, from_key, element, to_key, job.size)
-        from_value, to_value = new_value + head * job.new_value_head_bytes, value + head * job.value_head_bytes
+        from_value, to_value = (new_value + head * job.new_value_head_bytes, value + head * job.value_head_bytes)
         copy_row(path, source, from_value, element, to_value, job.value_size)
 
 
 @compiled
-def write_step(path: VectorPath, element: Element, job: Any, address: int) -> None:
-    """One thread's share of a step's tokens. Slots below 0 are skipped. `address` is the job's."""
+def write_step(path: VectorPath, element: Element, job: Any) -> None:
+    """One thread's share of a step's tokens. Slots below 0 are skipped."""
     while True:
-        first = fetch_add(address, 1) * UNIT_TOKENS
+        first = fetch_add(address_of(job), 1) * UNIT_TOKENS
         if first >= job.num_tokens:
             return
         for token in range(first, min(first + UNIT_TOKENS, job.num_tokens)):

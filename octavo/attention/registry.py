@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+from pathlib import Path
 
 from octavo.attention.backend import AttentionBackend
 from octavo.errors import ConfigError
@@ -11,7 +12,7 @@ _BACKENDS = {
     "torch_reference": ("octavo.attention.torch_reference", "create", ("cpu", "cuda")),
     "numba_cpu": ("octavo.attention.numba_cpu", "create", ("cpu",)),
 }
-"""Module, function that makes the backend from a number of threads, and the device types it runs on."""
+"""Module, function that makes the backend from a number of threads and a cache folder, and its device types."""
 
 _DEFAULTS = {"cpu": "numba_cpu"}
 _FALLBACK = "torch_reference"
@@ -22,10 +23,11 @@ def backend_names(device_type: str) -> tuple[str, ...]:
     return tuple(name for name, (_, _, devices) in _BACKENDS.items() if device_type in devices)
 
 
-def get_backend(name: str, device_type: str, num_threads: int = 0) -> AttentionBackend:
+def get_backend(name: str, device_type: str, num_threads: int = 0, cache_dir: Path | None = None) -> AttentionBackend:
     """The backend called `name`; `""` is the default of `device_type`.
 
-    `num_threads` is how many threads a CPU backend may use; 0 means as many as torch uses.
+    `num_threads` is how many threads a CPU backend may use; 0 means as many as torch uses. Compiled
+    kernels are kept in a folder of `cache_dir`; None keeps them beside their sources.
     Raises `ConfigError` for an unknown name and for a backend that does not run on the device.
     """
     name = name or _DEFAULTS.get(device_type, _FALLBACK)
@@ -39,5 +41,5 @@ def get_backend(name: str, device_type: str, num_threads: int = 0) -> AttentionB
             f"The attention backend {name} does not run on a {device_type} device.",
             remedy="Use one of " + ", ".join(backend_names(device_type)) + ".",
         )
-    backend: AttentionBackend = getattr(importlib.import_module(module), function)(num_threads)
+    backend: AttentionBackend = getattr(importlib.import_module(module), function)(num_threads, cache_dir)
     return backend

@@ -6,6 +6,7 @@ Every other backend is tested against this one. All arithmetic is float64, so th
 from __future__ import annotations
 
 import itertools
+from pathlib import Path
 
 import torch
 
@@ -68,6 +69,6 @@ def attend_one(query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, la
     return torch.einsum("kgp,pkd->kgd", weights, values).flatten(0, 1)
 
 
-def create(num_threads: int) -> TorchReference:
-    """The backend, for the registry; torch's own threads serve it."""
+def create(num_threads: int, cache_dir: Path | None) -> TorchReference:
+    """The backend, for the registry; torch's own threads serve it, and it keeps nothing on disk."""
     return TorchReference()

@@ -20,7 +20,10 @@ CONTRACTS = {
 TESTED_BY = {
     "octavo.attention.numba_attend": "tests/conformance/test_attention_backends.py",
     "octavo.attention.numba_job": "tests/conformance/test_attention_backends.py",
+    "octavo.attention.numba_memory": "tests/conformance/test_attention_backends.py",
+    "octavo.attention.numba_packed": "tests/conformance/test_attention_backends.py",
     "octavo.attention.numba_rows": "tests/attention/test_numba_emit.py",
+    "octavo.attention.numba_segments": "tests/conformance/test_attention_backends.py",
     "octavo.attention.numba_softmax": "tests/conformance/test_attention_backends.py",
     "octavo.attention.numba_tiles": "tests/conformance/test_attention_backends.py",
     "octavo.attention.numba_vectors": "tests/attention/test_numba_emit.py",

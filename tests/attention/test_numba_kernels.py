@@ -11,7 +11,7 @@ import pytest
 
 from octavo.attention import numba_kernels
 from octavo.attention.numba_emit import BFLOAT16, FLOAT16, FLOAT32
-from octavo.attention.numba_kernels import row_element_of, source_digest, vector_paths
+from octavo.attention.numba_kernels import KernelTable, row_element_of, source_digest, vector_paths
 
 
 def test_every_cpu_has_a_path_and_the_last_one_asks_for_nothing() -> None:
@@ -62,13 +62,21 @@ def test_the_digest_changes_with_any_kernel_source(tmp_path: Path, monkeypatch: 
 
 
 @pytest.mark.slow
-def test_a_second_process_loads_what_the_first_compiled() -> None:
+def test_kernels_are_compiled_once_and_kept(tmp_path: Path) -> None:
     program = (
-        "from octavo.attention.numba_kernels import *\n"
-        "from octavo.attention.numba_emit import BFLOAT16\n"
-        "path = vector_paths()[0]\n"
-        "print(write_kernel(path, BFLOAT16).cache_hits)\n"
+        "import sys, numba.core.event as event, octavo.attention.numba_kernels as kernels\n"
+        "from pathlib import Path\n"
+        "with event.install_recorder('numba:compile') as compilations:\n"
+        "    kernels.kernels_of(kernels.vector_paths()[-1], Path(sys.argv[1])).write(kernels.BFLOAT16)\n"
+        "print(len(compilations.buffer) > 0)\n"
     )
-    runs = [subprocess.run([sys.executable, "-c", program], capture_output=True, text=True) for _ in range(2)]
-    assert [run.returncode for run in runs] == [0, 0], runs
-    assert runs[1].stdout == "1\n"
+    command = [sys.executable, "-c", program, str(tmp_path)]
+    runs = [subprocess.run(command, capture_output=True, text=True, check=True).stdout for _ in range(2)]
+    assert runs == ["True\n", "False\n"]
+    assert [folder.name for folder in tmp_path.iterdir()] == [source_digest()]
+
+
+@pytest.mark.slow
+def test_without_a_place_to_keep_them_kernels_last_for_the_process(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("not a folder")
+    assert KernelTable(vector_paths()[-1], tmp_path / "file" / "kernels").write(BFLOAT16) != 0

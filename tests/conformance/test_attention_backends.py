@@ -41,7 +41,15 @@ def test_any_step_with_other_dtypes_agrees_with_the_reference(case: Case) -> Non
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("path", "pair"), [("avx512", (BF16, BF16)), ("avx2", (F32, F32)), ("plain", (F16, F16))])
+@pytest.mark.parametrize(
+    ("path", "pair"),
+    [
+        ("avx512_bf16", (BF16, BF16)),
+        ("avx512", (BF16, BF16)),
+        ("avx2", (F32, F32)),
+        ("plain", (F16, F16)),
+    ],
+)
 def test_paths_for_other_cpus_agree_with_the_reference(path: str, pair: tuple[torch.dtype, torch.dtype]) -> None:
     if path not in OTHERS:
         pytest.skip(f"this CPU cannot run the path {path}")
