@@ -14,6 +14,8 @@ from __future__ import annotations
 import importlib
 import typing
 
+from octavo.config import prefer_short_spins
+
 if typing.TYPE_CHECKING:
     from octavo.config import EngineConfig
     from octavo.engine.llm import LLM
@@ -29,6 +31,8 @@ _HOMES = {
     "plan_kv_cache": "octavo.kv.planner",
 }
 """Public name -> the module that defines it."""
+
+prefer_short_spins()
 
 __all__ = ["LLM", "EngineConfig", "SamplingParams", "__version__", "plan_kv_cache"]
 

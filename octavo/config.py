@@ -98,6 +98,21 @@ class Environment(msgspec.Struct, frozen=True, kw_only=True):
     """`OCTAVO_NUM_THREADS`: compute threads of one rank; 0 means every core this process may use."""
 
 
+_SPINS = "2000"
+"""Turns an idle OpenMP thread waits before it sleeps: about 0.1 ms, longer than the gaps inside a step."""
+
+
+def prefer_short_spins() -> None:
+    """Let OpenMP's idle threads sleep soon, unless the user chose how they wait.
+
+    GNU OpenMP's own default is to spin for milliseconds at the end of every parallel loop. With one other busy process
+    on the machine, the thread that is waited for then loses its core to the one that spins, and a step takes many times
+    as long (docs/decisions/0012). OpenMP reads this once, when torch is imported: call before that.
+    """
+    if "OMP_WAIT_POLICY" not in os.environ:
+        os.environ.setdefault("GOMP_SPINCOUNT", _SPINS)
+
+
 def read_environment() -> Environment:
     """The environment now. Raises `ConfigError` when `OCTAVO_NUM_THREADS` is not a whole number."""
     base = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.metadata
+import os
 import subprocess
 import sys
 
@@ -40,3 +41,17 @@ def test_the_version_is_that_of_the_package() -> None:
 def test_import_octavo_loads_no_library_of_the_device_house() -> None:
     program = "import octavo, sys; octavo.SamplingParams; assert not {'torch', 'transformers'} & set(sys.modules)"
     subprocess.run([sys.executable, "-c", program], check=True)
+
+
+@pytest.mark.parametrize(
+    ("given", "spins"),
+    [({}, "2000"), ({"GOMP_SPINCOUNT": "7"}, "7"), ({"OMP_WAIT_POLICY": "active"}, "None")],
+    ids=["default", "count-chosen", "policy-chosen"],
+)
+def test_idle_threads_sleep_soon_unless_the_user_chose(given: dict[str, str], spins: str) -> None:
+    inherited = {key: value for key, value in os.environ.items() if key not in ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")}
+    program = "import octavo, os; print(os.environ.get('GOMP_SPINCOUNT'))"
+    done = subprocess.run(
+        [sys.executable, "-c", program], env=inherited | given, capture_output=True, text=True, check=True
+    )
+    assert done.stdout.strip() == spins
