@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import random
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from octavo import LLM, SamplingParams
+from octavo.attention.backend import AttentionLayer, AttentionMetadata
+from octavo.attention.numba_cpu import NumbaCPU
+from octavo.errors import OctavoError
 from tests.parity.reference import Greedy, count_excused, greedy
 from tests.parity.tiny import HYBRID, VOCAB_SIZE, build_model
 
@@ -119,3 +124,42 @@ def test_preemption(tiny: Tiny) -> None:
     with tiny.llm(**options, num_blocks_override=smallest) as llm:
         tiny.check(llm, order * 3, references=references * 3)
         assert llm.stats().num_preemptions > 0
+
+
+def wide_window(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every windowed layer sees one token too many."""
+    original = AttentionLayer.__init__
+
+    def planted(self: AttentionLayer, name: str, **fields: Any) -> None:
+        window = fields.get("window")
+        original(self, name, **(fields | {"window": window + 1 if window else window}))
+
+    monkeypatch.setattr(AttentionLayer, "__init__", planted)
+
+
+def shifted_slots(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every token is written one slot too early."""
+    original = NumbaCPU.write
+
+    def planted(self: NumbaCPU, cache: Any, key: Any, value: Any, metadata: AttentionMetadata) -> None:
+        slots = (metadata.slot_mapping - 1).clamp(min=-1)
+        original(self, cache, key, value, dataclasses.replace(metadata, slot_mapping=slots))
+
+    monkeypatch.setattr(NumbaCPU, "write", planted)
+
+
+@pytest.mark.parametrize("plant", [wide_window, shifted_slots])
+def test_a_planted_bug_is_noticed(
+    tiny: Tiny, monkeypatch: pytest.MonkeyPatch, plant: Callable[[pytest.MonkeyPatch], None]
+) -> None:
+    order = list(range(len(tiny.prompts)))
+    with tiny.llm() as llm:
+        tiny.check(llm, order)
+    plant(monkeypatch)
+    noticed = False
+    try:
+        with tiny.llm() as llm:
+            tiny.check(llm, order)
+    except (AssertionError, OctavoError):
+        noticed = True  # by other tokens, or earlier: when the loaded model is compared with the config
+    assert noticed
