@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import msgspec
+import numpy as np
 import pytest
 
 from octavo.errors import RequestError
@@ -37,6 +38,8 @@ def test_defaults_are_those_that_vllm_users_know() -> None:
         ("prompt_logprobs", -1),
         ("stop", ("a", "")),
         ("stop", ""),
+        ("bad_words", ("a", "")),
+        ("temperature", 10**400),
         ("logit_bias", {3: float("nan")}),
         ("logit_bias", {3: float("inf")}),
     ],
@@ -44,6 +47,111 @@ def test_defaults_are_those_that_vllm_users_know() -> None:
 def test_an_impossible_value_is_refused_by_name(field: str, value: object) -> None:
     with pytest.raises(RequestError, match=rf"^{field} is .* It must be "):
         SamplingParams(**{field: value})
+
+
+WHOLE, NUMBER, TEXTS, IDS = "a whole number", "a number", "a text or a list of texts", "a list of token ids"
+NOT_WHOLE = ("9", 1.5, 2.0, float("nan"), True, b"1", [1], np.float32(1), np.bool_(1))
+NOT_NUMBER = ("hot", None, True, b"1", [0.5], 1j, np.bool_(1))
+
+
+@pytest.mark.parametrize(
+    ("field", "kind", "values"),
+    [
+        ("n", WHOLE, (None, *NOT_WHOLE)),
+        ("top_k", WHOLE, (None, *NOT_WHOLE)),
+        ("min_tokens", WHOLE, (None, *NOT_WHOLE)),
+        *((field, WHOLE, NOT_WHOLE) for field in ("seed", "max_tokens", "logprobs", "prompt_logprobs")),
+        *((field, NUMBER, NOT_NUMBER) for field in ("temperature", "top_p", "min_p")),
+        *((f"{kind}_penalty", NUMBER, NOT_NUMBER) for kind in ("presence", "frequency", "repetition")),
+        *((field, TEXTS, (5, b"x", [b"x"], ["a", 5], {"a": 1}, [None], True)) for field in ("stop", "bad_words")),
+        *(
+            (field, IDS, ("ab", 5, [1.5], ["a"], [True], [None], b"ab", {1: 2}))
+            for field in ("stop_token_ids", "allowed_token_ids")
+        ),
+        ("bad_words_token_ids", "a list of lists of token ids", ("ab", 5, [1], ["a"], [[1.5]], [[-1]], [None])),
+        (
+            "logit_bias",
+            "a mapping of token ids to numbers",
+            ({"a": 1}, {1: "x"}, {True: 1.0}, {1: None}, [(1, 2.0)]),
+        ),
+        *(
+            (field, "True or False", ("no", 1, None))
+            for field in ("ignore_eos", "detokenize", "skip_special_tokens", "include_stop_str_in_output")
+        ),
+    ],
+)
+def test_a_value_of_another_kind_is_refused_by_name(field: str, kind: str, values: tuple[object, ...]) -> None:
+    for value in values:
+        with pytest.raises(RequestError, match=rf"^{field} is .*\. It must be {kind}"):
+            SamplingParams(**{field: value})
+
+
+def test_the_message_quotes_a_long_value_shortly() -> None:
+    with pytest.raises(RequestError) as caught:
+        SamplingParams(stop=["x" * 10_000, 5])  # type: ignore[arg-type]
+    assert len(str(caught.value)) < 200
+
+
+@pytest.mark.parametrize(
+    ("field", "least", "most"),
+    [
+        ("n", 1, 1024),
+        ("seed", -(2**63), 2**64 - 1),
+        ("top_k", -1, 2**31 - 1),
+        ("logprobs", 0, 2**20),
+        ("prompt_logprobs", 0, 2**20),
+        ("max_tokens", 1, 2**31 - 1),
+    ],
+)
+def test_whole_numbers_have_bounds(field: str, least: int, most: int) -> None:
+    for value in (least, most):
+        assert getattr(SamplingParams(**{field: value}), field) == value
+    for value in (least - 1, most + 1, 10**400):
+        with pytest.raises(RequestError, match=rf"^{field} is "):
+            SamplingParams(**{field: value})
+
+
+def test_the_seeds_of_all_completions_have_64_bits() -> None:
+    SamplingParams(seed=2**64 - 2, n=2)
+    with pytest.raises(RequestError, match=r"^seed is "):
+        SamplingParams(seed=2**64 - 2, n=3)
+
+
+@pytest.mark.parametrize("field", ["stop_token_ids", "allowed_token_ids"])
+@pytest.mark.parametrize("token_id", [-1, 2**31])
+def test_a_token_id_that_no_vocabulary_has_is_refused(field: str, token_id: int) -> None:
+    with pytest.raises(RequestError, match=rf"^{field} is .*{token_id}"):
+        SamplingParams(**{field: [3, token_id]})
+    with pytest.raises(RequestError, match=r"^logit_bias is "):
+        SamplingParams(logit_bias={token_id: 1.0})
+    with pytest.raises(RequestError, match=r"^bad_words_token_ids is "):
+        SamplingParams(bad_words_token_ids=((token_id,),))
+
+
+def test_numbers_of_numpy_become_plain_ones() -> None:
+    params = SamplingParams(
+        n=np.int64(2),
+        temperature=np.float32(0.5),
+        top_p=1,
+        seed=np.uint64(2**64 - 2),
+        stop_token_ids=np.array([4, 5]),
+        allowed_token_ids={6},
+        bad_words_token_ids=[np.array([1, 2])],
+        logit_bias={np.int32(3): np.float64(1.5), 4: 2},
+    )
+    assert (params.n, params.temperature, params.top_p, params.stop_token_ids) == (2, 0.5, 1.0, (4, 5))
+    assert (params.seed, params.allowed_token_ids) == (2**64 - 2, (6,))
+    assert (params.bad_words_token_ids, params.logit_bias) == (((1, 2),), {3: 1.5, 4: 2.0})
+    numbers = [
+        params.n,
+        params.seed,
+        *params.stop_token_ids,
+        *params.bad_words_token_ids[0],
+        *(params.logit_bias or {}),
+    ]
+    assert {type(number) for number in numbers} == {int}
+    assert {type(number) for number in [params.temperature, params.top_p, *bias.values()]} == {float}
+    assert msgspec.msgpack.decode(msgspec.msgpack.encode(params), type=SamplingParams) == params
 
 
 def test_a_text_or_a_list_is_taken_where_a_tuple_is_declared() -> None:

@@ -55,7 +55,7 @@ def test_a_prompt_token_outside_the_vocabulary(wrong: object) -> None:
     [
         ("stop_token_ids", (3, 100)),
         ("logit_bias", {100: 1.0}),
-        ("allowed_token_ids", (1, -2)),
+        ("allowed_token_ids", (1, 200)),
         ("bad_words_token_ids", ((1, 2), (3, 100))),
     ],
 )
