@@ -6,6 +6,7 @@ same call reaches the engine core.
 
 from __future__ import annotations
 
+import itertools
 import operator
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Protocol
@@ -87,7 +88,8 @@ class InputProcessor:
         self._tokenizer = tokenizer
         self._max_model_len = max_model_len
         self._max_position = max_position
-        self._num_requests = 0
+        # Callers may be threads: counting by `next` gives no number twice.
+        self._numbers = itertools.count()
 
     def process(
         self,
@@ -115,8 +117,7 @@ class InputProcessor:
         if text is not None:
             token_ids = self._tokenizer.encode(text, add_special_tokens=special)
         self._check_length(token_ids)
-        request_id = str(self._num_requests)
-        self._num_requests += 1
+        request_id = str(next(self._numbers))
         return PromptRequest(
             request_id=request_id,
             prompt=text,

@@ -21,6 +21,7 @@ from octavo.engine.output_processor import OutputProcessor
 from octavo.engine.outputs import RequestOutput
 from octavo.engine.run import Run
 from octavo.engine.tokenizer import Tokenizer, load_tokenizer
+from octavo.engine.turn import Turn
 from octavo.errors import RequestError
 from octavo.formats.source import ModelFiles, locate
 from octavo.kv.planner import KVCachePlan
@@ -36,7 +37,8 @@ Message = Mapping[str, Any]
 class LLM:
     """A loaded model with its KV cache, ready to generate.
 
-    Owns: the engine core (in this process), the tokenizer. Never: runs between calls.
+    Owns: the engine core (in this process), the tokenizer. Never: runs between calls, or two calls at once: calls from
+    several threads run one after the other.
 
     Parameters:
         model: `demo`, `demo-smollm2`, a folder, a `.gguf` file, or a hub id.
@@ -44,7 +46,8 @@ class LLM:
         options: see `EngineOptions`; an unknown one raises `ConfigError` with the nearest known names.
 
     Raises `ConfigError`, `ModelFileError`, `UnsupportedModelError` or `PlanError`, each with a remedy.
-    Use it as a context manager, or call `shutdown()`, to free its memory before the object goes.
+    Use it as a context manager, or call `shutdown()`, to free its memory before the object goes; from then on it raises
+    `OctavoError` when asked for anything.
     """
 
     def __init__(self, model: str, *, on_stage: OnStage | None = None, **options: Unpack[EngineOptions]) -> None:
@@ -69,6 +72,7 @@ class LLM:
             max_position=self._client.model_config.max_position,
         )
         self._outputs = OutputProcessor(self._tokenizer)
+        self._turn = Turn()
         self.figures: Figures | None = None
         """Figures of the last `generate` or `chat`; None before the first."""
         self.load_s = time.perf_counter() - started
@@ -130,6 +134,7 @@ class LLM:
     ) -> list[RequestOutput]:
         """The model's next turn in one conversation, or in each of several. Raises as `generate`, and `RequestError`
         when the model has no chat template."""
+        self._turn.require_open()
         run = self.start_run(
             self.render_chat(messages, add_generation_prompt=add_generation_prompt),
             sampling_params,
@@ -157,22 +162,26 @@ class LLM:
         add_special_tokens: bool = True,
     ) -> Run:
         """Check all prompts; a `Run` whose `updates()` gives the text as it comes. Raises as `generate`."""
+        self._turn.require_open()
         requests = self._inputs.process(
             prompts, sampling_params, priority=priority, add_special_tokens=add_special_tokens
         )
-        return Run(self._client, self._outputs, requests)
+        return Run(self._client, self._outputs, requests, turn=self._turn)
 
     def stats(self) -> SchedulerStats:
         """Where the engine stands: requests, blocks by state, preemptions and prefix hits so far."""
+        self._turn.require_open()
         return self._client.stats()
 
     def reset_prefix_cache(self) -> bool:
         """Forget all cached prefixes. False when blocks are in use: then nothing changes."""
-        return self._client.reset_prefix_cache()
+        with self._turn.shared():
+            return self._client.reset_prefix_cache()
 
     def shutdown(self) -> None:
-        """Free the model and the cache. May be called twice."""
-        self._client.shutdown()
+        """Free the model and the cache, once the call of another thread has ended. May be called twice."""
+        with self._turn.last():
+            self._client.shutdown()
 
     def __enter__(self) -> Self:
         return self

@@ -10,6 +10,7 @@ from octavo.engine.figures import Figures, RunMeter
 from octavo.engine.input_processor import PromptRequest, name_prompt
 from octavo.engine.output_processor import CompletionUpdate, OutputProcessor
 from octavo.engine.outputs import RequestOutput
+from octavo.engine.turn import Turn
 from octavo.errors import InvariantError, RequestError
 
 
@@ -18,11 +19,22 @@ class Run:
 
     Owns: the outputs that have come so far, and the measurements. Never: leaves a request of its own in the engine,
     whether it ends well, by an error, by Ctrl-C, or because the caller stopped listening.
+
+    Parameters:
+        turn: shared by all runs of one engine; a run has it while its `updates` are read.
     """
 
-    def __init__(self, client: EngineCoreClient, processor: OutputProcessor, requests: Sequence[PromptRequest]) -> None:
+    def __init__(
+        self,
+        client: EngineCoreClient,
+        processor: OutputProcessor,
+        requests: Sequence[PromptRequest],
+        *,
+        turn: Turn | None = None,
+    ) -> None:
         self._client = client
         self._processor = processor
+        self._turn = turn or Turn()
         self.requests = tuple(requests)
         self._done: dict[str, RequestOutput] = {}
         self.started = time.perf_counter()
@@ -48,8 +60,13 @@ class Run:
         """Run the engine; what each step adds to each completion. To be iterated once.
 
         Raises `RequestError`, naming the prompt, when the core refuses or gives up one: then none of the others runs
-        on. Closing the iterator early has the same effect without the error.
+        on. Closing the iterator early has the same effect without the error. Waits for runs of other threads to end;
+        raises `RequestError` inside another run of this thread, and `OctavoError` when the engine was shut down.
         """
+        with self._turn.taken():
+            yield from self._updates()
+
+    def _updates(self) -> Iterator[CompletionUpdate]:
         self.started = time.perf_counter()
         try:
             self._hand_in()
@@ -92,6 +109,7 @@ class Run:
                 raise name_prompt(error, index, len(self.requests)) from None
 
     def _step(self) -> list[CompletionUpdate]:
+        self._turn.require_open()
         if not self._client.has_unfinished_requests():
             lost = ", ".join(self._processor.unfinished_ids())
             raise InvariantError(f"the engine core has nothing to do, but requests {lost} have not ended")

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
 
 from octavo.engine import llm as llm_module
 from octavo.engine.llm import LLM
-from octavo.errors import ConfigError, ModelFileError, RequestError
+from octavo.errors import ConfigError, ModelFileError, OctavoError, RequestError
 from octavo.messages import StageReport
 from octavo.request import SamplingParams
 from tests.engine.byte_tokenizer import BOS
@@ -116,3 +120,92 @@ def test_leaving_the_block_shuts_the_engine_down(core: FakeCore) -> None:
         assert (llm.model_name, llm.max_model_len, llm.device) == ("fake", 1000, "cpu")
         assert not core.is_shut_down
     assert core.is_shut_down
+
+
+def test_calls_from_several_threads_run_one_after_the_other(core: FakeCore, monkeypatch: pytest.MonkeyPatch) -> None:
+    llm = LLM("fake")
+    step, busy = core.step, threading.Lock()
+
+    def slow_step() -> Any:
+        assert busy.acquire(blocking=False), "two threads were in the core at once"
+        try:
+            time.sleep(0.001)
+            assert len(core.running) == 1, "two runs were in the core at once"
+            return step()
+        finally:
+            busy.release()
+
+    monkeypatch.setattr(core, "step", slow_step)
+    turns = [{"role": "user", "content": "hi"}]
+    params = SamplingParams(max_tokens=100)
+    with ThreadPoolExecutor(max_workers=4) as pool:
+        generated = [pool.submit(llm.generate, text, params) for text in ("abcdef", "ghi", "jklm")]
+        chatted = [pool.submit(llm.chat, turns, params), pool.submit(llm.start_run("xyz", params).finish)]
+        texts = [future.result(timeout=20)[0].outputs[0].text for future in generated + chatted]
+    assert texts == ["fedcba", "ihg", "mlkj", "<user>hi<assistant>"[::-1], "zyx"]
+    assert len({request.request_id for request in core.added}) == 5
+
+
+def test_a_run_inside_a_run_is_refused_rather_than_waiting_for_itself(core: FakeCore) -> None:
+    llm = LLM("fake")
+    updates = llm.start_run("abc").updates()
+    next(updates)
+    with pytest.raises(RequestError, match="has not ended"):
+        llm.generate("de")
+    assert not llm.reset_prefix_cache()
+    assert llm.stats().num_running == 1
+    # A dropped stream may be collected by any thread.
+    closer = threading.Thread(target=updates.close)  # type: ignore[attr-defined]
+    closer.start()
+    closer.join()
+    assert llm.generate("de")[0].outputs[0].text == "ed"
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda llm: llm.generate("a"),
+        lambda llm: llm.chat([{"role": "user", "content": "hi"}]),
+        lambda llm: llm.start_run("a"),
+        lambda llm: llm.stats(),
+        lambda llm: llm.reset_prefix_cache(),
+    ],
+)
+def test_after_shutdown_every_call_says_so(core: FakeCore, call: Callable[[LLM], object]) -> None:
+    llm = LLM("fake")
+    llm.shutdown()
+    llm.shutdown()
+    with pytest.raises(OctavoError, match=r"^This LLM was shut down\. Make a new one\.$"):
+        call(llm)
+    assert core.added == []
+
+
+def test_a_run_does_not_survive_the_shutdown(core: FakeCore, caplog: pytest.LogCaptureFixture) -> None:
+    llm = LLM("fake")
+    early, late = llm.start_run("abc").updates(), llm.start_run("abc").updates()
+    next(early)
+    llm.shutdown()
+    steps = core.num_steps
+    for updates in (early, late):
+        with pytest.raises(OctavoError, match="shut down"):
+            next(updates)
+    assert core.num_steps == steps
+    assert not [record for record in caplog.records if record.levelno >= logging.ERROR]
+
+
+def test_shutdown_waits_for_the_call_of_another_thread(core: FakeCore, monkeypatch: pytest.MonkeyPatch) -> None:
+    llm = LLM("fake")
+    step, stepping = core.step, threading.Event()
+
+    def slow_step() -> Any:
+        stepping.set()
+        time.sleep(0.005)
+        assert not core.is_shut_down
+        return step()
+
+    monkeypatch.setattr(core, "step", slow_step)
+    with ThreadPoolExecutor(max_workers=1) as pool:
+        output = pool.submit(llm.generate, "abcdef")
+        assert stepping.wait(timeout=20)
+        llm.shutdown()
+        assert output.result(timeout=20)[0].outputs[0].text == "fedcba"
