@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import itertools
 import operator
+from collections import UserString
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeGuard
 
 import msgspec
 
@@ -170,6 +171,7 @@ class InputProcessor:
             return sampling
         banned = list(sampling.bad_words_token_ids)
         for word in sampling.bad_words:
+            _check_text(word, "A bad word")
             for text in (word.strip(), " " + word.strip()):
                 token_ids = tuple(self._tokenizer.encode(text, add_special_tokens=False))
                 if token_ids and token_ids not in banned:
@@ -184,7 +186,7 @@ def list_prompts(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
     """
     if isinstance(prompts, str | Mapping):
         return [prompts]
-    if not isinstance(prompts, Iterable):
+    if not _is_listing(prompts):
         raise RequestError(f"Prompts cannot be read from a {type(prompts).__name__}.", remedy=_PROMPT_FORMS)
     listed: list[Any] = list(prompts)
     return [listed] if listed and all(_is_id(item) for item in listed) else listed
@@ -213,16 +215,36 @@ def _parts(prompt: Prompt) -> tuple[str | None, list[int], str | None]:
         cache_salt = prompt.get("cache_salt")
         if not isinstance(cache_salt, str | None) or cache_salt == "":
             raise RequestError(f"cache_salt is {cache_salt!r}.", remedy="It must be a text that is not empty.")
+        _check_text(cache_salt or "", "cache_salt")
         content = prompt["prompt"] if "prompt" in prompt else prompt["prompt_token_ids"]
         if isinstance(content, str) != ("prompt" in prompt):
             raise RequestError(f"A prompt dict has {content!r:.60} in the wrong place.", remedy=_PROMPT_FORMS)
     if isinstance(content, str):
         if not content:
             raise RequestError("The prompt is empty.", remedy="Give it at least one character.")
+        _check_text(content, "The prompt")
         return content, [], cache_salt
-    if isinstance(content, Iterable) and all(_is_id(item) for item in content):
+    if _is_listing(content) and all(_is_id(item) for item in content):
         return None, [operator.index(item) for item in content], cache_salt
     raise RequestError(f"The prompt {content!r:.60} is neither text nor token ids.", remedy=_PROMPT_FORMS)
+
+
+def _is_listing(given: object) -> TypeGuard[Iterable[Any]]:
+    """Whether `given` has items. Bytes have some too, but whoever gives them means a text."""
+    return isinstance(given, Iterable) and not isinstance(given, bytes | bytearray | memoryview | UserString)
+
+
+def _check_text(text: str, what: str) -> None:
+    """Raises `RequestError` when `text` holds half of a surrogate pair: no encoding keeps it as it is."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise RequestError(
+            f"{what} has a lone surrogate (U+{ord(text[error.start]):04X} at position {error.start}), which is no "
+            "character.",
+            remedy="Remove it, or decode the text's source with the right encoding.",
+            position=error.start,
+        ) from None
 
 
 def _is_id(item: object) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import UserString
 from typing import Any
 
 import pytest
@@ -87,6 +88,19 @@ def test_n_completions_are_n_sequences_with_seeds_of_their_own() -> None:
         (["a", 5.5, "b"], r"^prompts\[1\] \(of 3\): The prompt 5\.5 is neither"),
         ([True], r"neither text nor token ids"),
         (5, r"^Prompts cannot be read from a int"),
+        (b"x", r"^Prompts cannot be read from a bytes"),
+        (b"", r"^Prompts cannot be read from a bytes"),
+        (bytearray(b"x"), r"^Prompts cannot be read from a bytearray"),
+        (memoryview(b"x"), r"^Prompts cannot be read from a memoryview"),
+        (UserString("x"), r"^Prompts cannot be read from a UserString"),
+        (None, r"^Prompts cannot be read from a NoneType"),
+        (["a", b"x"], r"^prompts\[1\] \(of 2\): The prompt b'x' is neither"),
+        ({"prompt_token_ids": b"x"}, "neither text nor token ids"),
+        ({"prompt": b"x"}, "in the wrong place"),
+        ("a\ud800b", r"^The prompt has a lone surrogate \(U\+D800 at position 1\)"),
+        ({"prompt": "\udfff"}, r"^The prompt has a lone surrogate \(U\+DFFF at position 0\)"),
+        (["a", "b\udc80"], r"^prompts\[1\] \(of 2\): The prompt has a lone surrogate \(U\+DC80"),
+        ({"prompt": "a", "cache_salt": "\ud800"}, "cache_salt has a lone surrogate"),
         ({"prompt": "a", "prompt_token_ids": [1]}, "not exactly one of"),
         ({"promt": "a"}, "unknown key 'promt'"),
         ({"prompt": [1, 2]}, "in the wrong place"),
@@ -142,6 +156,15 @@ def test_stop_strings_need_text() -> None:
 def test_bad_words_become_token_ids_with_and_without_a_space() -> None:
     sampling = _inputs().process("a", SamplingParams(bad_words=("no",)))[0].sampling
     assert sampling.bad_words_token_ids == (tuple(b"no"), tuple(b" no"))
+
+
+def test_a_bad_word_that_is_no_text_is_refused() -> None:
+    with pytest.raises(RequestError, match=r"A bad word has a lone surrogate \(U\+D800"):
+        _inputs().process("a", SamplingParams(bad_words=("\ud800",)))
+
+
+def test_characters_beyond_the_first_plane_are_no_surrogates() -> None:
+    assert _inputs().process("\U0001f600")[0].prompt_token_ids == [BOS, *"\U0001f600".encode()]
 
 
 def test_listing_prompts_does_not_split_a_text() -> None:
