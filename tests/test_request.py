@@ -142,12 +142,13 @@ def test_numbers_of_numpy_become_plain_ones() -> None:
     assert (params.n, params.temperature, params.top_p, params.stop_token_ids) == (2, 0.5, 1.0, (4, 5))
     assert (params.seed, params.allowed_token_ids) == (2**64 - 2, (6,))
     assert (params.bad_words_token_ids, params.logit_bias) == (((1, 2),), {3: 1.5, 4: 2.0})
+    bias = params.logit_bias or {}
     numbers = [
         params.n,
         params.seed,
         *params.stop_token_ids,
         *params.bad_words_token_ids[0],
-        *(params.logit_bias or {}),
+        *bias,
     ]
     assert {type(number) for number in numbers} == {int}
     assert {type(number) for number in [params.temperature, params.top_p, *bias.values()]} == {float}

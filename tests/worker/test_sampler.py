@@ -147,7 +147,7 @@ def test_ids_outside_the_vocabulary_change_nothing() -> None:
     logits = random_logits(1)
     best = int(logits.argmax())
     sampling = SamplingParams(
-        temperature=0.0, logit_bias={VOCAB: 100.0, -1: 100.0}, min_tokens=1, stop_token_ids=(10**6,)
+        temperature=0.0, logit_bias={VOCAB: 100.0, 10**6: 100.0}, min_tokens=1, stop_token_ids=(10**6,)
     )
     assert best not in (1, 2)
     assert run(logits, [(sampling, [5], [])]) == [best]
