@@ -36,6 +36,18 @@ DTYPE_BYTES: dict[str, int] = {
 COMPUTE_DTYPES = ("auto", "bfloat16", "float16", "float32")
 """What `--dtype` accepts."""
 
+MAX_STEP_TOKENS = 2**24
+"""Most tokens that one step may be given: buffers of a step are made before the first one."""
+
+MAX_STEP_SEQS = 65_536
+"""Most requests that may run at once: each has a row in every table of a rank."""
+
+MAX_RANKS = 4096
+"""Most ranks in one direction."""
+
+_INT32_MAX = 2**31 - 1
+"""Block ids and positions are int32."""
+
 _SIZE_UNITS = {
     "": 1,
     "B": 1,
@@ -43,36 +55,39 @@ _SIZE_UNITS = {
     "MB": 1000**2,
     "GB": 1000**3,
     "TB": 1000**4,
+    "PB": 1000**5,
     "KIB": 1024,
     "MIB": 1024**2,
     "GIB": 1024**3,
     "TIB": 1024**4,
+    "PIB": 1024**5,
 }
 
 
 def parse_bytes(text: str | int) -> int:
     """Bytes meant by `text`: `"1GiB"` is 2**30, `"1GB"` is 10**9, `"123"` and `123` are 123.
 
-    Raises `ConfigError` for a negative number, an unknown unit or no number.
+    Raises `ConfigError` for a negative number, one of 2**63 bytes or more, an unknown unit, no number, and what is
+    neither a text nor a whole number.
     """
-    if isinstance(text, int):
-        value, unit = float(text), ""
-    else:
+    num_bytes = -1
+    if isinstance(text, str):
         stripped = text.strip()
-        digits = stripped.rstrip("BbKkMmGgTtIi").strip()
-        unit = stripped[len(digits) :].strip().upper()
+        digits = stripped.rstrip("BbKkMmGgTtPpIi").strip()
+        factor = _SIZE_UNITS.get(stripped[len(digits) :].strip().upper())
         try:
-            value = float(digits.replace("_", ""))
-        except ValueError:
-            value = -1.0
-    if not 0 <= value < 2**63 or unit not in _SIZE_UNITS:
+            if factor is not None:
+                num_bytes = int(float(digits.replace("_", "")) * factor)
+        except (ValueError, OverflowError):
+            pass
+    elif isinstance(text, int) and not isinstance(text, bool):
+        num_bytes = text
+    if not 0 <= num_bytes < 2**63:
         raise ConfigError(
-            f"{text!r} is not a size in bytes.",
+            f"{text!r:.60} is not a size in bytes.",
             remedy="Write a number with a unit, such as 1GiB (2**30 bytes), 512MiB or 2GB (10**9 bytes).",
         )
-    if isinstance(text, int):
-        return text
-    return int(value * _SIZE_UNITS[unit])
+    return num_bytes
 
 
 def format_bytes(num_bytes: int) -> str:
@@ -253,45 +268,43 @@ def resolve_engine_config(config: EngineConfig) -> EngineConfig:
 
     Raises `ConfigError` with the flag, its value and what it may be.
     """
-    _check(config.model.dtype in COMPUTE_DTYPES, "--dtype", config.model.dtype, "one of " + ", ".join(COMPUTE_DTYPES))
-    length = config.model.max_model_len
-    _check(length is None or length == -1 or length >= 1, "--max-model-len", length, "at least 1, or -1 to fit")
+    _check_model(config.model)
     cache, scheduler, parallel = config.cache, config.scheduler, config.parallel
     _check(1 <= cache.block_size <= 4096, "--block-size", cache.block_size, "from 1 to 4096 tokens")
     _check(0 < cache.memory_utilization <= 1, "--memory-utilization", cache.memory_utilization, "above 0 and at most 1")
+    size, blocks = cache.kv_memory_bytes, cache.num_blocks_override
+    _check(size is None or size > 0, "--kv-memory", size, "more than 0 bytes, such as 1GiB")
     _check(
-        cache.kv_memory_bytes is None or cache.kv_memory_bytes > 0,
-        "--kv-memory",
-        cache.kv_memory_bytes,
-        "more than 0 bytes, such as 1GiB",
-    )
-    _check(
-        cache.num_blocks_override is None or cache.num_blocks_override >= 2,
+        blocks is None or 2 <= blocks <= _INT32_MAX,
         "--num-blocks-override",
-        cache.num_blocks_override,
-        "at least 2 (one is the null block)",
+        blocks,
+        f"at least 2 (one is the null block) and at most {_INT32_MAX}",
     )
-    _check(
-        scheduler.max_num_batched_tokens >= 1,
-        "--max-num-batched-tokens",
-        scheduler.max_num_batched_tokens,
-        "at least 1",
-    )
-    _check(scheduler.max_num_seqs >= 1, "--max-num-seqs", scheduler.max_num_seqs, "at least 1")
-    _check(
-        scheduler.max_chunk_tokens is None or scheduler.max_chunk_tokens >= 1,
-        "--max-chunk-tokens",
-        scheduler.max_chunk_tokens,
-        "at least 1",
-    )
-    _check(parallel.tensor_parallel_size >= 1, "--tensor-parallel-size", parallel.tensor_parallel_size, "at least 1")
-    _check(
-        parallel.pipeline_parallel_size >= 1,
-        "--pipeline-parallel-size",
-        parallel.pipeline_parallel_size,
-        "at least 1",
-    )
+    tokens, chunk, seqs = scheduler.max_num_batched_tokens, scheduler.max_chunk_tokens, scheduler.max_num_seqs
+    _check(1 <= tokens <= MAX_STEP_TOKENS, "--max-num-batched-tokens", tokens, f"from 1 to {MAX_STEP_TOKENS}")
+    _check(1 <= seqs <= MAX_STEP_SEQS, "--max-num-seqs", seqs, f"from 1 to {MAX_STEP_SEQS}")
+    _check(chunk is None or 1 <= chunk <= MAX_STEP_TOKENS, "--max-chunk-tokens", chunk, f"from 1 to {MAX_STEP_TOKENS}")
+    for flag, ranks in (
+        ("--tensor-parallel-size", parallel.tensor_parallel_size),
+        ("--pipeline-parallel-size", parallel.pipeline_parallel_size),
+    ):
+        _check(1 <= ranks <= MAX_RANKS, flag, ranks, f"from 1 to {MAX_RANKS}")
     return config
+
+
+def _check_model(source: ModelSource) -> None:
+    if not isinstance(source.model, str):
+        raise ConfigError(f"--model is {source.model!r:.60}.", remedy="It must be a text, such as demo, or a path.")
+    if not source.model.strip():
+        raise ConfigError("No model is given.", remedy="Name one, e.g. demo, a folder or a .gguf file.")
+    _check(source.dtype in COMPUTE_DTYPES, "--dtype", source.dtype, "one of " + ", ".join(COMPUTE_DTYPES))
+    length = source.max_model_len
+    _check(
+        length is None or length == -1 or 2 <= length <= _INT32_MAX,
+        "--max-model-len",
+        length,
+        f"at least 2 (a prompt and its first output token) and at most {_INT32_MAX}, or -1 (auto) for what fits",
+    )
 
 
 def _check(holds: bool, flag: str, value: object, allowed: str) -> None:  # noqa: FBT001

@@ -32,6 +32,9 @@ from octavo.errors import ConfigError
         ("1.5 GiB", 3 * 2**29),
         ("512mib", 2**29),
         ("64 KiB", 2**16),
+        ("2TiB", 2**41),
+        ("1PiB", 2**50),
+        ("1.5pb", 15 * 10**14),
         ("123", 123),
         ("1_000B", 1000),
         (77, 77),
@@ -42,10 +45,18 @@ def test_a_size_has_a_unit_and_gb_is_not_gib(text: str | int, num_bytes: int) ->
     assert parse_bytes(text) == num_bytes
 
 
-@pytest.mark.parametrize("text", ["", "GiB", "1 potato", "-1", "-5MiB", "1GiBs", "nan", "inf", -3, "1e400"])
+@pytest.mark.parametrize(
+    "text", ["", "GiB", "1 potato", "-1", "-5MiB", "1GiBs", "nan", "inf", -3, "1e400", 2**63, 10**400, "9000PiB"]
+)
 def test_what_is_no_size_is_refused_with_an_example(text: str | int) -> None:
     with pytest.raises(ConfigError, match=r"is not a size in bytes\. .*1GiB"):
         parse_bytes(text)
+
+
+@pytest.mark.parametrize("value", [1.5, True, None, b"1GiB", ["1GiB"], 2.0])
+def test_a_size_of_another_kind_is_refused_with_an_example(value: Any) -> None:
+    with pytest.raises(ConfigError, match=r"is not a size in bytes\. .*1GiB"):
+        parse_bytes(value)
 
 
 def test_sizes_are_printed_in_binary_units() -> None:
@@ -92,11 +103,31 @@ def _config(**parts: Any) -> EngineConfig:
         (_config(scheduler=SchedulerConfig(max_num_batched_tokens=0)), "--max-num-batched-tokens is 0"),
         (_config(scheduler=SchedulerConfig(max_num_seqs=0)), "--max-num-seqs is 0"),
         (_config(parallel=ParallelConfig(tensor_parallel_size=0)), "--tensor-parallel-size is 0"),
+        (_config(model=ModelSource(model="demo", max_model_len=1)), "--max-model-len is 1"),
+        (_config(model=ModelSource(model="demo", max_model_len=2**31)), "--max-model-len is 2147483648"),
+        (_config(cache=CacheConfig(num_blocks_override=2**31)), "--num-blocks-override is 2147483648"),
+        (_config(scheduler=SchedulerConfig(max_num_batched_tokens=2**24 + 1)), "--max-num-batched-tokens is 16777217"),
+        (_config(scheduler=SchedulerConfig(max_num_seqs=65537)), "--max-num-seqs is 65537"),
+        (_config(scheduler=SchedulerConfig(max_chunk_tokens=2**24 + 1)), "--max-chunk-tokens is 16777217"),
+        (_config(parallel=ParallelConfig(tensor_parallel_size=4097)), "--tensor-parallel-size is 4097"),
+        (_config(parallel=ParallelConfig(pipeline_parallel_size=4097)), "--pipeline-parallel-size is 4097"),
     ],
 )
 def test_an_impossible_flag_is_refused_with_what_it_may_be(config: EngineConfig, flag: str) -> None:
     with pytest.raises(ConfigError, match=rf"^{flag}\. It must be "):
         resolve_engine_config(config)
+
+
+@pytest.mark.parametrize("model", ["", "  ", 5, None, True, Path("demo"), ["demo"]])
+def test_a_model_must_be_named(model: Any) -> None:
+    with pytest.raises(ConfigError, match=r"^(No model is given|--model is .*)\. .*demo"):
+        resolve_engine_config(_config(model=ModelSource(model=model)))
+
+
+def test_the_largest_limits_are_possible() -> None:
+    scheduler = SchedulerConfig(max_num_batched_tokens=2**24, max_num_seqs=65536, max_chunk_tokens=2**24)
+    config = _config(model=ModelSource(model="demo", max_model_len=2**31 - 1), scheduler=scheduler)
+    assert resolve_engine_config(config) is config
 
 
 def test_a_possible_config_is_returned_unchanged() -> None:

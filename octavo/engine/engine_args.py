@@ -6,6 +6,7 @@ One table: keyword, the part and field it sets, how its value is read. The names
 from __future__ import annotations
 
 import difflib
+import os
 from collections.abc import Callable, Mapping
 from typing import Any, TypedDict
 
@@ -60,12 +61,16 @@ def _same(value: Any) -> Any:
     return value
 
 
+def _path(value: Any) -> Any:
+    return os.fspath(value) if isinstance(value, os.PathLike) else value
+
+
 def _text(value: Any) -> str:
     return str(value).removeprefix("torch.")
 
 
 _FIELDS: dict[str, tuple[str, str, Callable[[Any], Any]]] = {
-    "model": ("model", "model", str),
+    "model": ("model", "model", _path),
     "tokenizer": ("model", "tokenizer", _same),
     "revision": ("model", "revision", _same),
     "dtype": ("model", "dtype", _text),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -70,6 +71,9 @@ def test_a_dtype_object_is_read_by_its_name() -> None:
         ({"model": "m", "xyzzy": 5}, r"xyzzy is no option.*Known are: .*block_size"),
         ({"model": "m", "kv_memory": 1, "kv_cache_memory_bytes": 2}, "given twice, under two names"),
         ({"block_size": 16}, "No model is given"),
+        ({"model": ""}, "No model is given"),
+        ({"model": 5}, r"model is 5. It must be a text"),
+        ({"model": "m", "kv_memory": 1.5}, r"1\.5 is not a size in bytes"),
         ({"model": "m", "block_size": "16"}, "block_size is '16'. It must be a whole number"),
         ({"model": "m", "max_num_seqs": 1.5}, "max_num_seqs is 1.5. It must be a whole number"),
         ({"model": "m", "block_size": True}, "block_size is True"),
@@ -95,3 +99,7 @@ def test_the_table_names_real_fields_and_the_typed_keywords_are_the_table() -> N
 def _parts() -> dict[str, Any]:
     config = EngineConfig(model=ModelSource(model="m"))
     return {name: type(getattr(config, name)) for name in ("model", "cache", "scheduler", "parallel")}
+
+
+def test_a_model_may_be_a_path(tmp_path: Path) -> None:
+    assert engine_config_from({"model": tmp_path}).model.model == str(tmp_path)
