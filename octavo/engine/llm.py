@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from types import TracebackType
-from typing import Any, Self, Unpack
+from typing import Self, Unpack
 
 from rich.console import Console
 from rich.progress import Progress
 
 from octavo.config import EngineConfig, ModelSource, read_environment
+from octavo.engine.conversation import Message, list_conversations
 from octavo.engine.core_client import InprocClient
 from octavo.engine.engine_args import EngineOptions, engine_config_from
 from octavo.engine.figures import Figures
@@ -30,8 +31,6 @@ from octavo.request import SamplingParams
 from octavo.worker.device import choose_device
 
 OnStage = Callable[[StageReport], None]
-Message = Mapping[str, Any]
-"""One turn of a conversation: `{"role": "user", "content": text}`."""
 
 
 class LLM:
@@ -132,8 +131,8 @@ class LLM:
         use_tqdm: bool = True,
         add_generation_prompt: bool = True,
     ) -> list[RequestOutput]:
-        """The model's next turn in one conversation, or in each of several. Raises as `generate`, and `RequestError`
-        when the model has no chat template."""
+        """The model's next turn in one conversation, or in each of several. Raises as `generate` and
+        `render_chat`."""
         self._turn.require_open()
         run = self.start_run(
             self.render_chat(messages, add_generation_prompt=add_generation_prompt),
@@ -145,12 +144,13 @@ class LLM:
     def render_chat(
         self, messages: Sequence[Message] | Sequence[Sequence[Message]], *, add_generation_prompt: bool = True
     ) -> list[Prompt]:
-        """The prompts that the model's chat template makes of one conversation, or of several."""
-        single = all(isinstance(message, Mapping) for message in messages)
-        conversations: Sequence[Any] = [messages] if single and messages else messages
+        """The prompts that the model's chat template makes of one conversation, or of several.
+
+        Raises `RequestError` when a message is none, when the model has no template, or the template refuses them.
+        """
         return [
             self._tokenizer.apply_chat_template(conversation, add_generation_prompt=add_generation_prompt)
-            for conversation in conversations
+            for conversation in list_conversations(messages)
         ]
 
     def start_run(

@@ -69,6 +69,16 @@ def test_chat_renders_one_conversation_or_several(core: FakeCore) -> None:
     assert llm.chat(turns, params, add_generation_prompt=False)[0].prompt == "<user>hi"
 
 
+@pytest.mark.parametrize("messages", [None, 5, "hi", [{}], [["a"]], [{"role": "user", "content": 5}]])
+def test_messages_are_checked_before_a_template_is_looked_for(
+    core: FakeCore, monkeypatch: pytest.MonkeyPatch, messages: Any
+) -> None:
+    llm = LLM("fake")
+    monkeypatch.delattr(type(llm.get_tokenizer()), "apply_chat_template")
+    with pytest.raises(RequestError, match=r'A message is \{"role"'):
+        llm.chat(messages)
+
+
 def test_a_bad_prompt_is_named_and_the_llm_stays_usable(core: FakeCore) -> None:
     llm = LLM("fake")
     with pytest.raises(RequestError, match=r"^prompts\[1\] \(of 3\): The prompt is empty"):
