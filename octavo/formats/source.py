@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import importlib
 import os
 import re
@@ -53,12 +54,33 @@ def locate(source: ModelSource, environment: Environment, *, config_only: bool =
         return _single_file(path)
     if match := _HUB_FILE.fullmatch(model):
         return _gguf_files(_hub_file(match[1], match[2], source.revision), match[1])
+    if meant := _like_a_demo(model):
+        raise ModelFileError(
+            f"There is no model {model!r}.",
+            remedy=f"Did you mean {' or '.join(meant)}? If not, give a folder, a file or a hub id (org/name).",
+        )
     if _HUB_ID.fullmatch(model) and path.suffix not in (".gguf", ".json", ".safetensors"):
         return _folder_files(_hub_snapshot(source, config_only=config_only), model, config_only=config_only)
     raise ModelFileError(
         f"There is no file or folder {model!r}.",
         remedy="Give `demo`, `demo-smollm2`, a folder with config.json, a .gguf file, or a hub id such as org/name.",
     )
+
+
+def _like_a_demo(model: str) -> list[str]:
+    """Names of demo models that `model`, which is none, seems to mean: written a little differently, or with more.
+
+    Such a name is not looked for on the hub, where it would take a while to fail.
+    """
+    if not re.fullmatch(r"[\w-]+", model):
+        return []
+    name = model.lower().replace("_", "-")
+    if name in DEMO_MODELS:
+        return [name]
+    begun = [demo for demo in DEMO_MODELS if re.match(rf"{demo}(-|\d)", name)]
+    if near := difflib.get_close_matches(name, DEMO_MODELS, n=2, cutoff=0.7):
+        return near
+    return [max(begun, key=len)] if begun else []
 
 
 def _single_file(path: Path) -> ModelFiles:

@@ -96,6 +96,38 @@ def test_what_is_not_there_is_refused_with_what_could_be(model: str, environment
     assert "demo-smollm2" in caught.value.remedy
 
 
+@pytest.mark.parametrize(
+    ("model", "meant"),
+    [
+        ("demo-x", "demo"),
+        ("Demo", "demo"),
+        ("dmeo", "demo"),
+        ("demo2", "demo"),
+        ("demo-smolm2", "demo-smollm2"),
+        ("demo_smollm2", "demo-smollm2"),
+        ("smollm2", "demo-smollm2"),
+        ("demo-smollm2-x", "demo-smollm2"),
+    ],
+)
+def test_a_name_like_a_demo_models_is_not_looked_for_on_the_hub(
+    model: str, meant: str, environment: Environment, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(source, "_hub", lambda: pytest.fail("the hub was asked"))
+    with pytest.raises(ModelFileError, match=rf"There is no model '{model}'\. Did you mean {meant}\?") as caught:
+        find(model, environment)
+    assert "hub id" in caught.value.remedy
+
+
+@pytest.mark.parametrize("model", ["gpt2", "org/demo", "org/demo-smollm", "democritus", "gemma-3-270m"])
+def test_another_name_is_looked_for_on_the_hub(
+    model: str, folder: Path, environment: Environment, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hub = FakeHub(folder)
+    use_hub(monkeypatch, hub)
+    find(model, environment)
+    assert len(hub.asked) == 1
+
+
 def test_a_folder_without_a_model_is_refused(tmp_path: Path, environment: Environment) -> None:
     with pytest.raises(ModelFileError, match=r"neither a config.json nor a .gguf file"):
         find(tmp_path, environment)
