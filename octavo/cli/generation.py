@@ -70,6 +70,11 @@ def run(flags: Mapping[str, Any]) -> None:
 
 def sampling_from(flags: Mapping[str, Any]) -> SamplingParams:
     """Raises `RequestError` for an impossible value. `max_tokens` 0 is no limit but the length."""
+    if flags["max_tokens"] < 0:
+        raise RequestError(
+            f"--max-tokens is {flags['max_tokens']}.",
+            remedy="It must be at least 1, or 0 for as many as --max-model-len leaves.",
+        )
     fields = {name: flags[name] for name in SAMPLING_FLAGS}
     return SamplingParams(**fields, max_tokens=flags["max_tokens"] or None)
 

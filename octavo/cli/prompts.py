@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, TextIO
@@ -16,6 +17,11 @@ STDIN = "-"
 JSON_KEYS = ("prompt", "prompt_token_ids", "messages", "cache_salt")
 """What an object in a JSONL file may hold."""
 
+_HOW_TO_GIVE = (
+    "Give one as an argument (an option such as --stop takes the text behind it), with --prompt-file FILE, or on "
+    "standard input."
+)
+
 PromptSource = str | Mapping[str, Any]
 """A text, or an object with keys of `JSON_KEYS`."""
 
@@ -26,9 +32,9 @@ def gather_prompts(
     """All prompts in order: arguments, then files, then standard input if it was named, or if nothing else was and
     it is no terminal.
 
-    A text of a file or of standard input is one prompt, without its last line end; with `one_per_line` each line that
-    is not blank is one. A file named `*.jsonl` has a JSON value a line: a text, or an object with one of `prompt`,
-    `prompt_token_ids` and `messages`, and perhaps `cache_salt`.
+    A text of a file or of standard input is one prompt, without a byte order mark and without its last line end; with
+    `one_per_line` each line that is not blank is one. A file named `*.jsonl` has a JSON value a line: a text, or an
+    object with one of `prompt`, `prompt_token_ids` and `messages`, and perhaps `cache_salt`.
     Raises `RequestError` when a file cannot be read or a line cannot be understood, and when there is no prompt.
     """
     prompts: list[PromptSource] = []
@@ -36,12 +42,15 @@ def gather_prompts(
     prompts.extend(text for text in arguments if text != STDIN)
     if not prompts and not names:
         if stdin.isatty():
-            raise RequestError(
-                "There is no prompt.", remedy="Give one as an argument, with --prompt-file FILE, or on standard input."
-            )
+            raise RequestError("There is no prompt.", remedy=_HOW_TO_GIVE)
+        piped = _without_mark(stdin.read())
+        if not piped.strip("\r\n"):
+            # Not "the prompt is empty": in a script nobody may have meant to pipe anything.
+            raise RequestError("There is no prompt, and standard input is empty.", remedy=_HOW_TO_GIVE)
+        stdin = io.StringIO(piped, newline="")
         names = [STDIN]
     for name in names:
-        text = stdin.read() if name == STDIN else _read(name)
+        text = _without_mark(stdin.read() if name == STDIN else _read(name))
         if name.endswith(".jsonl"):
             prompts.extend(_parse_line(name, number, line) for number, line in _lines(text))
         elif one_per_line:
@@ -55,6 +64,11 @@ def gather_prompts(
             f"There is no prompt in {', '.join(names)}.", remedy="Write at least one line that is not blank."
         )
     return prompts
+
+
+def _without_mark(text: str) -> str:
+    """`text` without the byte order mark that some editors put before it."""
+    return text.removeprefix("\ufeff")
 
 
 def _lines(text: str) -> list[tuple[int, str]]:

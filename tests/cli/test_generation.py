@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -175,3 +176,25 @@ def test_ctrl_c_ends_with_130_and_one_word(monkeypatch: pytest.MonkeyPatch, core
     assert said.code == 130
     assert said.err.endswith("\ninterrupted\n")
     assert core.is_shut_down
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--max-tokens", "-1", "abc"], r"--max-tokens is -1\. .*at least 1, or 0 .*--max-model-len leaves"),
+        (["--max-tokens", "3g", "abc"], r"max_tokens is 3000000000\. It must be at least 1 and at most 2147483647"),
+        (["--stop-token-id", "-1", "abc"], r"stop_token_ids is \[-1\]\. It must be a list of token ids"),
+        (["--n", "1000000", "abc"], r"n is 1000000\. It must be from 1 to 1,024"),
+        (["--max-model-len", "1", "abc"], r"--max-model-len is 1\. It must be at least 2 "),
+        (["--max-num-seqs", "1g", "abc"], r"--max-num-seqs is 1000000000\. It must be from 1 to 65536"),
+        (["--model", "", "abc"], r"No model is given\. "),
+        (["--stop", "abc"], r"There is no prompt, and standard input is empty\. .*--stop takes the text behind it"),
+    ],
+)
+def test_what_no_model_could_do_is_refused_before_one_loads(
+    monkeypatch: pytest.MonkeyPatch, arguments: list[str], message: str
+) -> None:
+    monkeypatch.setattr("octavo.cli.generation._start", lambda *given, **options: pytest.fail("a model is loaded"))
+    said = _octavo(monkeypatch, *arguments)
+    assert (said.code, said.out) == (1, "")
+    assert re.search(rf"^error: {message}", said.err), said.err

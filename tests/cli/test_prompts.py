@@ -94,7 +94,26 @@ def test_no_prompt_at_a_terminal_says_what_to_do() -> None:
         _gather([], stdin=None)
 
 
-@pytest.mark.parametrize(("arguments", "stdin"), [([""], "x"), (["a", ""], "x"), ([], ""), ([], "\n")])
+def test_a_byte_order_mark_is_no_part_of_a_prompt(tmp_path: Path) -> None:
+    text, lines, twice = tmp_path / "p.txt", tmp_path / "p.jsonl", tmp_path / "twice.txt"
+    text.write_bytes(b"\xef\xbb\xbfone\n")
+    lines.write_bytes(b'\xef\xbb\xbf"two"\n"three"\n')
+    twice.write_bytes(b"\xef\xbb\xbffour \xef\xbb\xbf\n")
+    assert _gather([], [text, lines, twice]) == ["one", "two", "three", "four \ufeff"]
+    assert _gather([], stdin="\ufeffpiped\n") == ["piped"]
+
+
+@pytest.mark.parametrize("stdin", ["", "\n", "\ufeff"])
+def test_no_prompt_and_an_empty_standard_input_says_that_both_were_empty(stdin: str) -> None:
+    with pytest.raises(
+        RequestError, match=r"^There is no prompt, and standard input is empty\. Give one as an argument"
+    ):
+        _gather([], stdin=stdin)
+    with pytest.raises(RequestError, match=r"^There is no prompt, and standard input is empty\."):
+        _gather([], stdin=stdin, lines=True)
+
+
+@pytest.mark.parametrize(("arguments", "stdin"), [([""], "x"), (["a", ""], "x"), (["-"], ""), (["a", "-"], "\n")])
 def test_an_empty_prompt_is_refused_before_anything_loads(arguments: list[str], stdin: str) -> None:
     with pytest.raises(RequestError, match="The prompt is empty"):
         _gather(arguments, stdin=stdin)
