@@ -62,19 +62,18 @@ def refuse_length(question: Question) -> PlanError:
         "estimated_max_model_len": estimate,
         "smallest_budget_bytes": smallest,
     }
-    fact = f"One request of {length} tokens needs {share.blocks_text(blocks)}, but {share.has_text()}"
+    fact = f"One request of {length} tokens needs {share.request_text(blocks)}, but {share.has_text()}"
     enlarge = _enlarge(budget, smallest, blocks + 1)
     # The reference speaks of "no memory" only where not a byte is left beside the null block.
     if share.available <= share.block_bytes if question.by_rank else share.num_blocks < 2:
         return NoCacheMemoryError(
-            f"{fact}: not one usable block beside the null block of {format_bytes(share.block_bytes)}, so that no "
-            "length fits.",
+            f"{fact}: not one usable block beside the null block, so that no length fits.",
             remedy=f"Raise {enlarge}.",
             **numbers,
         )
+    nothing = "" if longest else f"; no length fits in {_blocks(share.num_usable, 'usable')}"
     return CacheTooSmallError(
-        f"{fact}: {format_bytes(share.usable)} in usable blocks ({share.num_blocks - 1}), "
-        f"{format_bytes(share.block_bytes)} for the null block, {format_bytes(share.unused)} less than a block.",
+        f"{fact}: {share.parts_text()}{nothing}.",
         remedy=f"Lower --max-model-len to {longest}, or raise {enlarge}." if longest else f"Raise {enlarge}.",
         **numbers,
     )
@@ -87,8 +86,7 @@ def refuse_fit(question: Question) -> AutoFitError:
     share = _Share.of(question.budget, fold, question.budget.scarcest(fold))
     smallest = question.smallest(fold, 1)
     return AutoFitError(
-        f"No max_model_len fits: one token needs {share.blocks_text(blocks)} beside the null block of "
-        f"{format_bytes(share.block_bytes)}, but {share.has_text()}.",
+        f"No max_model_len fits: one token needs {share.request_text(blocks)}, but {share.has_text()}.",
         remedy=f"Raise {_enlarge(question.budget, smallest, blocks + 1)}.",
         needed_bytes=blocks * share.block_bytes,
         needed_blocks=blocks + 1,
@@ -107,7 +105,7 @@ def refuse_override(question: Question, fold: Fold) -> BlocksOverrideError:
     enough = share.num_blocks > question.reservation.blocks(fold, question.max_model_len)
     lower = f"Lower --num-blocks-override to {share.num_blocks}, or raise" if enough else "Raise"
     return BlocksOverrideError(
-        f"--num-blocks-override {override} needs {share.blocks_text(override)}, but {share.has_text()}.",
+        f"--num-blocks-override {override} needs {share.override_text(override)}, but {share.has_text()}.",
         remedy=f"{lower} --kv-memory to {smallest} ({format_bytes(smallest)}).",
         num_blocks_override=override,
         needed_bytes=override * share.block_bytes,
@@ -135,17 +133,36 @@ class _Share(NamedTuple):
 
     @property
     def usable(self) -> int:
-        return max(self.num_blocks - 1, 0) * self.block_bytes
+        return self.num_usable * self.block_bytes
+
+    @property
+    def num_usable(self) -> int:
+        return max(self.num_blocks - 1, 0)
 
     @property
     def unused(self) -> int:
         return self.available - self.num_blocks * self.block_bytes
 
     def has_text(self) -> str:
-        return f"{self.owner} {format_bytes(self.available)}"
+        return f"{self.owner} {self.available:,} bytes ({format_bytes(self.available)})"
 
-    def blocks_text(self, num_blocks: int) -> str:
-        return f"{format_bytes(num_blocks * self.block_bytes)} ({num_blocks} x {format_bytes(self.block_bytes)})"
+    def request_text(self, num_blocks: int) -> str:
+        """What a request of `num_blocks` takes, the null block included, to be held against what is there."""
+        needed = (num_blocks + 1) * self.block_bytes
+        each = f"{self.block_bytes:,} bytes each"
+        return f"{needed:,} bytes ({format_bytes(needed)}: {_blocks(num_blocks)} and the null block, {each})"
+
+    def override_text(self, num_blocks: int) -> str:
+        """What `num_blocks` take of which one is the null block."""
+        needed = num_blocks * self.block_bytes
+        blocks = f"{_blocks(num_blocks)} of {self.block_bytes:,} bytes"
+        return f"{needed:,} bytes ({format_bytes(needed)}: {blocks})"
+
+    def parts_text(self) -> str:
+        """Where all that is there goes, to the byte: rounded sizes would hide what decides."""
+        usable = f"{self.usable:,} bytes in {_blocks(self.num_usable, 'usable')}"
+        parts = f"{usable}, {self.block_bytes:,} bytes for the null block"
+        return f"{parts}, {self.unused:,} bytes left over" if self.unused else parts
 
     def numbers(self) -> dict[str, int]:
         return {
@@ -157,6 +174,10 @@ class _Share(NamedTuple):
             "null_block_bytes": min(self.block_bytes, self.available),
             "unused_bytes": self.unused,
         }
+
+
+def _blocks(count: int, kind: str = "") -> str:
+    return f"{count} {kind}{' ' if kind else ''}{'block' if count == 1 else 'blocks'}"
 
 
 def _enlarge(budget: Budget, smallest: int, num_blocks: int) -> str:

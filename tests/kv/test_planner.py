@@ -280,7 +280,7 @@ def test_an_override_does_not_change_the_grouping() -> None:
 
 def test_an_override_above_the_budget_is_refused_in_every_mode() -> None:
     for reference in (False, True):
-        with pytest.raises(BlocksOverrideError, match=r"--num-blocks-override 65 needs 1\.02 MiB") as caught:
+        with pytest.raises(BlocksOverrideError, match=r"--num-blocks-override 65 needs 1,064,960 bytes") as caught:
             plan_kv_cache([SEED], [MIB], options(256, num_blocks_override=65, reference=reference))
         assert f"Lower --num-blocks-override to 64, or raise --kv-memory to {65 * 16384}" in str(caught.value)
         plan_kv_cache([SEED], [MIB], options(256, num_blocks_override=64, reference=reference))

@@ -1,10 +1,14 @@
 from __future__ import annotations
 
+import re
+
+import pytest
+
 from octavo.errors import CacheTooSmallError, NoCacheMemoryError
 from octavo.kv.budget import Budget, Reservation
 from octavo.kv.grouping import Stages, foldings
 from octavo.kv.refusal import Question, refuse_fit, refuse_length, refuse_override
-from octavo.kv.specs import FullAttentionSpec, LayerSpec
+from octavo.kv.specs import FullAttentionSpec, LayerSpec, SlidingWindowSpec
 
 FULL = FullAttentionSpec(block_size=16, num_kv_heads=2, head_size=64, dtype="bfloat16")
 PAGE = 8192
@@ -29,8 +33,9 @@ def test_a_cache_too_small_says_where_the_memory_went_and_what_would_do() -> Non
     error = refuse_length(question(100 * PAGE + 4 * KIB))
     assert isinstance(error, CacheTooSmallError)
     assert str(error) == (
-        "One request of 4096 tokens needs 2.00 MiB (256 x 8.00 KiB), but the KV cache has 804.0 KiB: 792.0 KiB in "
-        "usable blocks (99), 8.00 KiB for the null block, 4.00 KiB less than a block. "
+        "One request of 4096 tokens needs 2,105,344 bytes (2.01 MiB: 256 blocks and the null block, 8,192 bytes each), "
+        "but the KV cache has 823,296 bytes (804.0 KiB): 811,008 bytes in 99 usable blocks, 8,192 bytes for the null "
+        "block, 4,096 bytes left over. "
         "Lower --max-model-len to 1584, or raise --kv-memory to 2105344 (2.01 MiB)."
     )
     numbers = error.numbers
@@ -43,10 +48,10 @@ def test_a_cache_too_small_says_where_the_memory_went_and_what_would_do() -> Non
 
 def test_the_rank_that_lacks_memory_is_named() -> None:
     poor = refuse_length(question(300 * PAGE, 20 * PAGE, 10 * PAGE))
-    assert "but rank 2 has 80.00 KiB" in str(poor)
+    assert "but rank 2 has 81,920 bytes (80.00 KiB)" in str(poor)
     assert poor.numbers["estimated_max_model_len"] == 9 * 16
     first = refuse_length(question(300 * PAGE, 20 * PAGE, 10 * PAGE, by_rank=True))
-    assert "but rank 1 has 160.0 KiB" in str(first)
+    assert "but rank 1 has 163,840 bytes (160.0 KiB)" in str(first)
     # The reference's estimate is that of the rank it names; the remedy heeds the poorest one.
     assert first.numbers["estimated_max_model_len"] == 19 * 16
     assert "Lower --max-model-len to 144," in str(first)
@@ -56,8 +61,9 @@ def test_no_usable_block_is_a_case_of_its_own() -> None:
     error = refuse_length(question(PAGE + 100))
     assert isinstance(error, NoCacheMemoryError)
     assert str(error) == (
-        "One request of 4096 tokens needs 2.00 MiB (256 x 8.00 KiB), but the KV cache has 8.10 KiB: not one usable "
-        "block beside the null block of 8.00 KiB, so that no length fits. Raise --kv-memory to 2105344 (2.01 MiB)."
+        "One request of 4096 tokens needs 2,105,344 bytes (2.01 MiB: 256 blocks and the null block, 8,192 bytes each), "
+        "but the KV cache has 8,292 bytes (8.10 KiB): not one usable block beside the null block, so that no length "
+        "fits. Raise --kv-memory to 2105344 (2.01 MiB)."
     )
     assert isinstance(refuse_length(question(0)), NoCacheMemoryError)
     # The reference calls it so only where nothing at all is left.
@@ -70,8 +76,8 @@ def test_no_usable_block_is_a_case_of_its_own() -> None:
 def test_nothing_to_fit() -> None:
     error = refuse_fit(question(PAGE))
     assert str(error) == (
-        "No max_model_len fits: one token needs 8.00 KiB (1 x 8.00 KiB) beside the null block of 8.00 KiB, but the KV "
-        "cache has 8.00 KiB. Raise --kv-memory to 16384 (16.00 KiB)."
+        "No max_model_len fits: one token needs 16,384 bytes (16.00 KiB: 1 block and the null block, 8,192 bytes "
+        "each), but the KV cache has 8,192 bytes (8.00 KiB). Raise --kv-memory to 16384 (16.00 KiB)."
     )
     assert error.numbers["smallest_budget_bytes"] == 2 * PAGE
 
@@ -80,19 +86,58 @@ def test_an_override_above_the_budget() -> None:
     asked = question(300 * PAGE, override=301)
     error = refuse_override(asked, asked.folds[0])
     assert str(error) == (
-        "--num-blocks-override 301 needs 2.35 MiB (301 x 8.00 KiB), but the KV cache has 2.34 MiB. "
+        "--num-blocks-override 301 needs 2,465,792 bytes (2.35 MiB: 301 blocks of 8,192 bytes), but the KV cache has "
+        "2,457,600 bytes (2.34 MiB). "
         "Lower --num-blocks-override to 300, or raise --kv-memory to 2465792 (2.35 MiB)."
     )
     useless = question(100 * PAGE, override=301)
     assert str(refuse_override(useless, useless.folds[0])).endswith(
-        "has 800.0 KiB. Raise --kv-memory to 2465792 (2.35 MiB)."
+        "has 819,200 bytes (800.0 KiB). Raise --kv-memory to 2465792 (2.35 MiB)."
     )
 
 
 def test_an_override_too_small_for_a_request() -> None:
     error = refuse_length(question(300 * PAGE, override=100))
-    assert "but --num-blocks-override 100 is 800.0 KiB: 792.0 KiB in usable blocks (99)" in str(error)
+    assert (
+        "but --num-blocks-override 100 is 819,200 bytes (800.0 KiB): 811,008 bytes in 99 usable blocks, 8,192 bytes "
+        "for the null block. Lower"
+    ) in str(error)
     assert str(error).endswith(
         "Lower --max-model-len to 1584, or raise --num-blocks-override to 257, "
         "which takes --kv-memory of at least 2105344 (2.01 MiB)."
     )
+
+
+@pytest.mark.parametrize("missing", [1, 100, PAGE - 1, PAGE, PAGE + 1])
+def test_the_need_that_is_printed_exceeds_what_is_there(missing: int) -> None:
+    """Also where both round to the same size."""
+    length = 2852 * 16
+    error = str(refuse_length(question(2853 * PAGE - missing, length=length)))
+    found = re.search(
+        r"needs ([0-9,]+) bytes .* has ([0-9,]+) bytes .*: ([0-9,]+) bytes in [^,]*, ([0-9,]+) bytes", error
+    )
+    assert found is not None
+    needed, available, usable, null_block = (int(text.replace(",", "")) for text in found.groups())
+    assert needed - available == missing
+    left_over = re.search(r"([0-9,]+) bytes left over", error)
+    unused = int(left_over[1].replace(",", "")) if left_over else 0
+    assert usable + null_block + unused == available
+    assert bool(left_over) == (missing % PAGE != 0)
+
+
+def test_where_no_length_fits_the_usable_blocks_it_says_so() -> None:
+    """A block for each of five layers: their windows differ, so that none shares a table with another."""
+    layers: dict[str, LayerSpec] = {
+        f"layers.{index}": SlidingWindowSpec(
+            block_size=16, num_kv_heads=2, head_size=64, dtype="bfloat16", window=16 * (index + 1)
+        )
+        for index in range(5)
+    }
+    found = Stages.of([layers])
+    asked = question(300 * PAGE, override=5)._replace(
+        folds=foldings(layers, found, hybrid=True, reference=False), budget=Budget((300 * PAGE,), found.of_rank, 5)
+    )
+    error = str(refuse_length(asked))
+    assert "no length fits in 4 usable blocks" in error
+    assert "Lower --max-model-len" not in error
+    assert "left over" not in error
