@@ -13,7 +13,7 @@ PYTHON ?= python3
 VENV   ?= .venv
 # Exactly this spelling: others resolve to a build that brings several gigabytes of GPU libraries.
 TORCH  ?= torch==2.13.0
-PROMPT ?= In the old print shop by the river, the apprentice folded the sheet
+PROMPT ?= A good library is
 
 BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip install -qq --disable-pip-version-check --no-input
@@ -27,7 +27,7 @@ help:
 	@sed -n 's/^#   //p' Makefile
 
 demo: $(VENV)/.run
-	@$(BIN)/octavo generate --model demo --repetition-penalty 1.3 "$(PROMPT)"
+	@$(BIN)/octavo generate --model demo --repetition-penalty 1.3 --max-tokens 64 "$(PROMPT)"
 
 check: lint
 	@$(PYTEST) -m "not slow and not long"
