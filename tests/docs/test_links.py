@@ -57,5 +57,5 @@ def test_the_decisions_have_their_parts() -> None:
     for path in ROOT.glob("docs/decisions/[0-9]*.md"):
         text = path.read_text("utf-8")
         assert re.match(rf"# {int(path.name[:4])}\. ", text), path.name
-        for part in ("**Context", "**Choice"):
+        for part in ("**Context", "**Choice", "**What would change our mind"):
             assert part in text, f"{path.name} has no {part}"
