@@ -16,11 +16,11 @@ from tests.parity.reference import Greedy, count_excused, greedy, load_gguf
 from tests.parity.texts import PROMPT_LENGTHS, prompts_of_lengths
 
 NUM_OUTPUT_TOKENS = 16
-NUM_LONG_OUTPUT_TOKENS = 60
-NUM_VARIANT_PROMPTS = 14
-"""Prompts up to 777 tokens: past the window of 512, cheap enough to run in many ways."""
+NUM_LONG_OUTPUT_TOKENS = 40
+NUM_VARIANT_PROMPTS = 12
+"""Prompts up to 513 tokens: past the window of 512, cheap enough to run in many ways."""
 
-pytestmark = [pytest.mark.slow, pytest.mark.model, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.model, pytest.mark.timeout(1800)]
 
 
 class Reference:
@@ -56,6 +56,7 @@ def reference(request: pytest.FixtureRequest) -> Iterator[Reference]:
     gc.collect()
 
 
+@pytest.mark.slow
 def test_batch_equals_transformers(reference: Reference) -> None:
     with make_llm(reference.name) as llm:
         outputs = run(llm, reference.prompts)
@@ -63,21 +64,28 @@ def test_batch_equals_transformers(reference: Reference) -> None:
     assert count_excused(outputs, reference.greedy) <= 1
 
 
+@pytest.mark.long
 def test_alone_equals_transformers(reference: Reference) -> None:
     with make_llm(reference.name, enable_prefix_caching=False) as llm:
         outputs = [run(llm, [prompt])[0] for prompt in reference.prompts[:NUM_VARIANT_PROMPTS]]
     assert count_excused(outputs, reference.greedy[:NUM_VARIANT_PROMPTS]) <= 1
 
 
+VARIANTS: list[dict[str, Any]] = [
+    {"max_num_batched_tokens": 300, "block_size": 128, "max_num_seqs": 3},
+    {"max_num_batched_tokens": 37},
+    {"max_num_batched_tokens": 256, "block_size": 1},
+    {"block_size": 7, "enable_prefix_caching": False},
+]
+"""The first in every run; tests/parity/test_invariance.py runs many more on a toy."""
+
+
 @pytest.mark.parametrize(
     "options",
     [
-        {"max_num_batched_tokens": 37},
-        {"max_num_batched_tokens": 256, "block_size": 1},
-        {"max_num_batched_tokens": 600, "block_size": 128, "max_num_seqs": 3},
-        {"block_size": 7, "enable_prefix_caching": False},
+        pytest.param(options, marks=pytest.mark.long if index else pytest.mark.slow)
+        for index, options in enumerate(VARIANTS)
     ],
-    ids=["chunks-of-37", "block-1", "block-128", "block-7-no-prefix-cache"],
 )
 def test_every_way_equals_transformers(reference: Reference, options: dict[str, Any]) -> None:
     with make_llm(reference.name, **options) as llm:
@@ -85,6 +93,7 @@ def test_every_way_equals_transformers(reference: Reference, options: dict[str, 
     assert count_excused(outputs, reference.greedy[:NUM_VARIANT_PROMPTS]) <= 1
 
 
+@pytest.mark.slow
 def test_prefix_hits_equal_transformers(reference: Reference) -> None:
     expected = reference.greedy[:NUM_VARIANT_PROMPTS]
     sampling = SamplingParams(temperature=0, max_tokens=NUM_OUTPUT_TOKENS, ignore_eos=True)
@@ -92,10 +101,11 @@ def test_prefix_hits_equal_transformers(reference: Reference) -> None:
     with make_llm(reference.name) as llm:
         llm.generate(prompts, sampling, use_tqdm=False)
         again = llm.generate(prompts, sampling, use_tqdm=False)
-    assert sum(output.num_cached_tokens or 0 for output in again) > 3000
+    assert sum(output.num_cached_tokens or 0 for output in again) > 2000
     assert count_excused([list(output.outputs[0].token_ids) for output in again], expected) <= 1
 
 
+@pytest.mark.slow
 def test_preempted_equals_transformers(reference: Reference) -> None:
     """Long outputs in a pool that holds few of them force preemption by recompute."""
     with make_llm(reference.name, max_model_len=400, block_size=2, kv_memory="40MiB") as llm:
