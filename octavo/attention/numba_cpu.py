@@ -135,6 +135,7 @@ class NumbaCPU(AttentionBackend):
         self._jobs: dict[int, _LayerJob] = {}
         self._memory = np.empty(0, np.uint8)
         self._counters = np.zeros(256, np.int64)
+        self._counters_address = self._counters.ctypes.data
 
     def warm_up(self, layer: AttentionLayer, dtype: torch.dtype) -> None:
         element = element_of(getattr(torch, layer.spec.dtype))
@@ -148,17 +149,17 @@ class NumbaCPU(AttentionBackend):
         pages = self._pages_of(cache)
         key, value = _with_plain_rows(key), _with_plain_rows(value)
         size, num_tokens = key.element_size(), metadata.num_tokens
-        record = pages.record
+        key_strides, value_strides, record = key.stride(), value.stride(), pages.record
         _WRITE_STEP.pack_into(
             record.bytes,
             0,
             0,
             key.data_ptr(),
-            key.stride(0) * size,
-            key.stride(1) * size,
+            key_strides[0] * size,
+            key_strides[1] * size,
             value.data_ptr(),
-            value.stride(0) * size,
-            value.stride(1) * size,
+            value_strides[0] * size,
+            value_strides[1] * size,
             metadata.slot_mapping.data_ptr(),
             num_tokens,
             _CODES[key.dtype],
@@ -170,8 +171,12 @@ class NumbaCPU(AttentionBackend):
     ) -> torch.Tensor:
         job = self._job_of(layer, cache, query.dtype)
         query = _with_plain_rows(query)
-        out = torch.empty((query.shape[0], query.shape[1], job.value_size), dtype=query.dtype)
-        size, num_requests = query.element_size(), metadata.num_requests
+        num_tokens, num_heads, size = query.shape
+        if size == job.value_size:
+            out = torch.empty_like(query, memory_format=torch.contiguous_format)
+        else:
+            out = torch.empty((num_tokens, num_heads, job.value_size), dtype=query.dtype)
+        strides, num_bytes, num_requests = query.stride(), query.element_size(), metadata.num_requests
         num_threads = self._num_threads()
         self._place(job, num_threads, num_requests)
         record = job.record
@@ -181,16 +186,16 @@ class NumbaCPU(AttentionBackend):
             0,
             0,
             query.data_ptr(),
-            query.stride(0) * size,
-            query.stride(1) * size,
+            strides[0] * num_bytes,
+            strides[1] * num_bytes,
             out.data_ptr(),
-            query.shape[0],
+            num_tokens,
             metadata.query_start.data_ptr(),
             metadata.seq_lens.data_ptr(),
             metadata.block_table.data_ptr(),
             metadata.block_table.stride(0),
             num_requests,
-            self._counters.ctypes.data,
+            self._counters_address,
         )
         self._team.run(job.kernel, record.address, num_threads)
         return out
@@ -201,6 +206,7 @@ class NumbaCPU(AttentionBackend):
     def _place(self, job: _LayerJob, num_threads: int, num_requests: int) -> None:
         if self._counters.size < num_requests:
             self._counters = np.zeros(2 * num_requests, np.int64)
+            self._counters_address = self._counters.ctypes.data
         if job.memory is self._memory and job.num_threads == num_threads:
             return
         if self._memory.size < job.memory_bytes(num_threads):

@@ -19,8 +19,12 @@ from octavo.attention.numba_emit import LINE
 from octavo.attention.numba_memory import get_int32, get_int64, put_int64
 from octavo.attention.numba_vectors import compiled
 
-SEGMENT = 128
-SPAN_SEGMENTS = 16
+SEGMENT = 64
+"""Positions of a segment."""
+PACKED_SEGMENT = 128
+"""Positions whose keys and values are packed at a time."""
+SPAN_SEGMENTS = 32
+"""Segments of a span."""
 SMALL_ROWS = 16
 """Most rows of a request (per KV head) that one unit takes for all KV heads; a single query's rows may be more."""
 MOST_SMALL_ROWS = 64
@@ -32,7 +36,7 @@ PACKED_TILE_ROWS = 128
 SHORT_TILES = 4
 """Tiles are so many times shorter where whole ones would leave threads without work."""
 UNITS_PER_THREAD = 4
-"""Units to aim at, so that threads finish at about the same time."""
+"""Units to aim at, so that threads finish at about the same time; a lone request is cut into one for each."""
 SLOTS_PER_THREAD = 128
 """Partial results that split requests may hold between them, at most."""
 
@@ -93,7 +97,7 @@ JOB = np.dtype(
 
 AHEAD = 16
 """How many tokens before its turn a key is asked for."""
-LIST_BYTES = 8 * SEGMENT
+LIST_BYTES = 8 * PACKED_SEGMENT
 
 
 class Tile(NamedTuple):
@@ -185,14 +189,14 @@ def state_rows(num_kv_heads: int, group_size: int, tile_rows: int) -> int:
 @compiled
 def packed_bytes(size: int, value_size: int) -> int:
     """Bytes of a segment's packed keys or values."""
-    return 2 * SEGMENT * max(align(size), align(value_size))
+    return 2 * PACKED_SEGMENT * max(align(size), align(value_size))
 
 
 @compiled
 def scratch_bytes(num_kv_heads: int, group_size: int, size: int, value_size: int, tile_rows: int) -> int:
     """Bytes of one thread's working memory."""
     num_rows = state_rows(num_kv_heads, group_size, tile_rows)
-    fixed = 4 * LIST_BYTES + num_rows * 4 * SEGMENT + 4 * align(4 * num_rows)
+    fixed = 4 * LIST_BYTES + num_rows * 4 * PACKED_SEGMENT + 4 * align(4 * num_rows)
     fixed += LINE + packed_bytes(size, value_size)
     return fixed + num_rows * align(4 * size) + 2 * align(state_bytes(num_rows, value_size))
 
@@ -205,7 +209,7 @@ def scratch_of(job: Any, thread: int) -> Scratch:
     rows = job.scratch + thread * job.scratch_bytes + LINE
     lists = rows + num_rows * row_bytes
     scores = lists + 4 * LIST_BYTES
-    tops = scores + num_rows * 4 * SEGMENT
+    tops = scores + num_rows * 4 * PACKED_SEGMENT
     vector = align(4 * num_rows)
     span = tops + 4 * vector
     total = span + align(state_bytes(num_rows, job.value_size))
@@ -278,7 +282,7 @@ def measure(job: Any) -> tuple[int, int]:
                 num_units += job.num_kv_heads * (num_queries * job.group_size // job.tile_rows + 1)
     wanted = UNITS_PER_THREAD * job.num_threads
     tile_rows = job.tile_rows if num_units >= wanted else job.tile_rows // SHORT_TILES
-    return tile_rows, work // wanted + 1
+    return tile_rows, work // (job.num_threads if job.num_requests == 1 else wanted) + 1
 
 
 @compiled
@@ -320,13 +324,13 @@ def reach(job: Any, tile: Tile) -> tuple[int, int]:
 
 
 @compiled
-def list_tokens(job: Any, request: int, segment: int, begin: int, end: int, listed: int) -> None:
-    """Lists the addresses of the keys at `begin` to `end - 1` of a segment at `listed`, and of the values behind them.
+def list_tokens(job: Any, request: int, start: int, begin: int, end: int, size: int, listed: int) -> None:
+    """Lists the addresses of the keys at positions `start + begin` to `start + end - 1`, and of the values behind them.
 
-    Places outside, up to the segment's size, repeat the nearest token: they are read in passing and not used.
+    Places outside, from 0 to `size - 1`, repeat the nearest token: they are read in passing and not used.
     """
     table = job.block_table + 4 * request * job.block_table_width
-    position = segment * SEGMENT + begin
+    position = start + begin
     block, offset = position // job.block_size, position % job.block_size
     number = get_int32(table + 4 * block)
     key, value = 0, 0
@@ -343,6 +347,6 @@ def list_tokens(job: Any, request: int, segment: int, begin: int, end: int, list
     for token in range(begin):
         put_int64(listed + 8 * token, first_key)
         put_int64(listed + LIST_BYTES + 8 * token, first_value)
-    for token in range(end, SEGMENT):
+    for token in range(end, size):
         put_int64(listed + 8 * token, key)
         put_int64(listed + LIST_BYTES + 8 * token, value)

@@ -20,7 +20,16 @@ from octavo.attention.numba_blocks import (
     product_block,
 )
 from octavo.attention.numba_emit import FLOAT32, VectorPath
-from octavo.attention.numba_job import LIST_BYTES, SEGMENT, Scratch, Tile, align, first_position, list_tokens, reach
+from octavo.attention.numba_job import (
+    LIST_BYTES,
+    PACKED_SEGMENT,
+    Scratch,
+    Tile,
+    align,
+    first_position,
+    list_tokens,
+    reach,
+)
 from octavo.attention.numba_memory import get_float32, get_int64, put_float32
 from octavo.attention.numba_softmax import LOG2_E, LOWEST, MINUS_INFINITY, clear_state, log2_scores
 from octavo.attention.numba_vectors import (
@@ -57,7 +66,7 @@ def pack_segment_keys(path: VectorPath, job: Any, scratch: Scratch, offset: int,
 @compiled
 def pack_segment_values(path: VectorPath, job: Any, scratch: Scratch, offset: int, begin: int, end: int) -> None:
     """Packs the listed values as pairs of rows: every 16 columns of the head take the pairs of a whole segment."""
-    column_bytes = SEGMENT // 2 * PAIR_BYTES
+    column_bytes = PACKED_SEGMENT // 2 * PAIR_BYTES
     listed = scratch.lists + LIST_BYTES
     for token in range(begin // STEP * STEP, steps_of(end) * STEP, 2):
         first, second = (get_int64(listed + 8 * token) + offset, get_int64(listed + 8 * token + 8) + offset)
@@ -73,21 +82,24 @@ def multiply_keys(path: VectorPath, job: Any, scratch: Scratch, num_rows: int, b
     for token in range(begin // BLOCK * BLOCK, end, BLOCK):
         b = scratch.packed + token // COLUMNS * column_bytes
         for row in range(0, num_rows, BLOCK):
-            a, c = (scratch.rows + row * scratch.row_bytes, scratch.scores + 4 * (row * SEGMENT + token))
-            product_block(path, a, scratch.row_bytes, b, column_bytes, num_steps, c, 4 * SEGMENT, 0)
+            a, c = (scratch.rows + row * scratch.row_bytes, scratch.scores + 4 * (row * PACKED_SEGMENT + token))
+            product_block(path, a, scratch.row_bytes, b, column_bytes, num_steps, c, 4 * PACKED_SEGMENT, 0)
 
 
 @compiled
 def multiply_values(path: VectorPath, job: Any, scratch: Scratch, num_rows: int, begin: int, end: int) -> None:
     """weighted sums += weights * packed values."""
-    first, column_bytes = begin // STEP, SEGMENT // 2 * PAIR_BYTES
+    first, column_bytes = begin // STEP, PACKED_SEGMENT // 2 * PAIR_BYTES
     num_steps = steps_of(end) - first
     sums = scratch.total + 2 * align(4 * num_rows)
     for column in range(0, job.value_size, BLOCK):
         b = scratch.packed + column // COLUMNS * column_bytes + first * (STEP // 2) * PAIR_BYTES
         for row in range(0, num_rows, BLOCK):
-            a, c = (scratch.scores + row * 4 * SEGMENT + 2 * STEP * first, sums + row * scratch.line_bytes + 4 * column)
-            product_block(path, a, 4 * SEGMENT, b, column_bytes, num_steps, c, scratch.line_bytes, 1)
+            a, c = (
+                scratch.scores + row * 4 * PACKED_SEGMENT + 2 * STEP * first,
+                sums + row * scratch.line_bytes + 4 * column,
+            )
+            product_block(path, a, 4 * PACKED_SEGMENT, b, column_bytes, num_steps, c, scratch.line_bytes, 1)
 
 
 @compiled
@@ -137,13 +149,13 @@ def find_tops(path: VectorPath, job: Any, scratch: Scratch, tile: Tile, start: i
     first, stop = begin // STEP * STEP, steps_of(end) * STEP
     last = tile.base_position + (tile.row + tile.num_rows - 1) // job.group_size
     highest = tile.base_position + tile.row // job.group_size - start
-    is_inside = end == SEGMENT and highest >= SEGMENT - 1 and first_position(job, last) <= start
+    is_inside = end == PACKED_SEGMENT and highest >= PACKED_SEGMENT - 1 and first_position(job, last) <= start
     for row in range(tile.num_rows):
-        low, high = 0, SEGMENT
+        low, high = 0, PACKED_SEGMENT
         if not is_inside:
             position = tile.base_position + (tile.row + row) // job.group_size
             low, high = max(first_position(job, position) - start, begin), min(position + 1 - start, end)
-        line = scratch.scores + 4 * row * SEGMENT
+        line = scratch.scores + 4 * row * PACKED_SEGMENT
         put_float32(scratch.tops + 4 * row, top_of(path, job, line, first, stop, low, high))
 
 
@@ -158,7 +170,7 @@ def weigh_packed(path: VectorPath, job: Any, scratch: Scratch, tile: Tile, begin
         store(path, FLOAT32, tops + at, top)
         store(path, FLOAT32, scratch.keep + at, exp2_short(path, before - top))
     for row in range(tile.num_rows):
-        line, top = scratch.scores + 4 * row * SEGMENT, get_float32(tops + 4 * row)
+        line, top = scratch.scores + 4 * row * PACKED_SEGMENT, get_float32(tops + 4 * row)
         put_float32(scratch.sums + 4 * row, weights_of(path, job, line, first, stop, top))
     for at in range(0, 4 * tile.num_rows, 4 * path.lanes):
         kept = load(path, FLOAT32, sums + at) * load(path, FLOAT32, scratch.keep + at)
@@ -179,10 +191,10 @@ def attend_packed(path: VectorPath, job: Any, scratch: Scratch, tile: Tile) -> N
     key_offset, value_offset = (tile.head * job.key_head_bytes, tile.head * job.value_head_bytes)
     clear_state(path, scratch, scratch.total, tile.num_rows)
     begin_tiles(path, scratch.tops)
-    for segment in range(first // SEGMENT, last // SEGMENT + 1):
-        start = segment * SEGMENT
-        begin, end = max(first - start, 0), min(last + 1 - start, SEGMENT)
-        list_tokens(job, tile.request, segment, begin, end, scratch.lists)
+    for segment in range(first // PACKED_SEGMENT, last // PACKED_SEGMENT + 1):
+        start = segment * PACKED_SEGMENT
+        begin, end = max(first - start, 0), min(last + 1 - start, PACKED_SEGMENT)
+        list_tokens(job, tile.request, start, begin, end, PACKED_SEGMENT, scratch.lists)
         pack_segment_keys(path, job, scratch, key_offset, begin, end)
         multiply_keys(path, job, scratch, tile.num_rows, begin, end)
         find_tops(path, job, scratch, tile, start, begin, end)

@@ -40,41 +40,40 @@ def prefetch_rows(listed: int, offset: int, begin: int, end: int, num_bytes: int
 
 @compiled
 def score_rows(
-    path: VectorPath,
-    row_element: Element,
-    element: Element,
-    job: Any,
-    scratch: Scratch,
-    tile: Tile,
-    head: int,
-    seg: Segment,
+    path: VectorPath, row_element: Element, element: Element, job: Any, scratch: Scratch, tile: Tile, seg: Segment
 ) -> None:
-    """Products of the rows of the tile's head number `head` with the listed keys, into `scratch.scores`.
+    """Products of the tile's rows with the listed keys, into `scratch.scores`.
 
     Meanwhile the values are fetched; and the keys too, unless the segment before did so.
     """
-    offset, value_offset = ((tile.head + head) * job.key_head_bytes, (tile.head + head) * job.value_head_bytes)
-    first_row = head * tile.num_rows
+    key_bytes = job.size * element.num_bytes
+    if seg.is_first:
+        for head in range(tile.head, tile.head + tile.num_heads):
+            stop = min(seg.begin + AHEAD, seg.end)
+            prefetch_rows(seg.listed, head * job.key_head_bytes, seg.begin, stop, key_bytes)
     for token in range(seg.begin // TILE_TOKENS * TILE_TOKENS, seg.end, TILE_TOKENS):
-        if seg.is_first:
-            ahead = min(token + AHEAD, SEGMENT)
-            prefetch_rows(seg.listed, offset, ahead, min(ahead + TILE_TOKENS, seg.end), job.size * element.num_bytes)
-        for group in range(0, tile.num_rows, TILE_ROWS):
-            score_tile(
-                path,
-                row_element,
-                element,
-                min(tile.num_rows - group, TILE_ROWS),
-                scratch.rows + (first_row + group) * scratch.row_bytes,
-                scratch.row_bytes,
-                seg.listed + 8 * token,
-                offset,
-                job.size,
-                scratch.scores + 4 * ((first_row + group) * SEGMENT + token),
-                4 * SEGMENT,
-                seg.listed + LIST_BYTES + 8 * token,
-                value_offset,
-            )
+        ahead = min(token + AHEAD, SEGMENT)
+        for head in range(tile.num_heads):
+            offset, value_offset = (tile.head + head) * job.key_head_bytes, (tile.head + head) * job.value_head_bytes
+            if seg.is_first:
+                prefetch_rows(seg.listed, offset, ahead, min(ahead + TILE_TOKENS, seg.end), key_bytes)
+            for group in range(0, tile.num_rows, TILE_ROWS):
+                row = head * tile.num_rows + group
+                score_tile(
+                    path,
+                    row_element,
+                    element,
+                    min(tile.num_rows - group, TILE_ROWS),
+                    scratch.rows + row * scratch.row_bytes,
+                    scratch.row_bytes,
+                    seg.listed + 8 * token,
+                    offset,
+                    job.size,
+                    scratch.scores + 4 * (row * SEGMENT + token),
+                    4 * SEGMENT,
+                    seg.listed + LIST_BYTES + 8 * token,
+                    value_offset,
+                )
 
 
 @compiled
@@ -142,17 +141,17 @@ def attend_segments(
             scratch.lists + (segment + 1) % 2 * 2 * LIST_BYTES,
         )
         if segment == first_segment:
-            list_tokens(job, tile.request, segment, begin, end, listed)
+            list_tokens(job, tile.request, start, begin, end, SEGMENT, listed)
         if segment + 1 < stop_segment:
-            list_tokens(job, tile.request, segment + 1, 0, min(last + 1 - start - SEGMENT, SEGMENT), next_listed)
+            stop = min(last + 1 - start - SEGMENT, SEGMENT)
+            list_tokens(job, tile.request, start + SEGMENT, 0, stop, SEGMENT, next_listed)
         else:
             next_listed = listed
         seg = Segment(begin, end, listed, next_listed, segment == first_segment)
         state = slot + segment // size * slot_bytes
         if segment == first_segment or segment % size == 0:
             clear_state(path, scratch, state, num_rows)
-        for head in range(tile.num_heads):
-            score_rows(path, row_element, element, job, scratch, tile, head, seg)
+        score_rows(path, row_element, element, job, scratch, tile, seg)
         weigh_rows(path, job, scratch, tile, segment, begin, end)
         merge_factors(path, scratch, num_rows, scratch.tops, scratch.sums, state, state + align(4 * num_rows))
         sum_values(path, element, job, scratch, tile, state, seg)
