@@ -66,7 +66,7 @@ def test_paths_for_other_cpus_agree_with_the_reference(path: str, pair: tuple[to
 @pytest.mark.parametrize("pair", PAIRS, ids=str)
 @pytest.mark.parametrize("path", [path.name for path in vector_paths()])
 def test_all_paths_and_dtypes_agree_with_the_reference(path: str, pair: tuple[torch.dtype, torch.dtype]) -> None:
-    @settings(max_examples=200)
+    @settings(max_examples=80)
     @given(cases([pair]))
     def compare(case: Case) -> None:
         check(backend_of(path), Step(case))
