@@ -55,9 +55,8 @@ STEP_FIELDS = (
     "num_requests",
     "counters",
 )
-"""int64 fields that change from call to call, first in a job. Addresses, unless named otherwise.
-The first two count up while a kernel
-runs. `counters` holds, per request, how many units of a split one are done; 0 between calls."""
+"""int64 fields that change from call to call, first in a job. Addresses, unless named otherwise. The first two count up
+while a kernel runs. `counters` holds, per request, how many units of a split one are done; 0 between calls."""
 
 LAYER_FIELDS = (
     "keys",
@@ -87,8 +86,7 @@ LAYER_FIELDS = (
     "slots_bytes",
 )
 """int64 fields that a layer keeps. `window`, `chunk` and `sinks` are 0 where there is none; `few_rows` and
-`many_rows` are kernels; `scratch_bytes` is one
-thread's share of `scratch`; `slots` holds partial results."""
+`many_rows` are kernels; `scratch_bytes` is one thread's share of `scratch`; `slots` holds partial results."""
 
 JOB = np.dtype(
     [(name, np.int64) for name in STEP_FIELDS + LAYER_FIELDS] + [("scale", np.float64), ("soft_cap", np.float64)]

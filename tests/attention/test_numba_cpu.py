@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import weakref
 
 import pytest
 import torch
@@ -106,3 +107,17 @@ def test_a_dtype_without_arithmetic_is_refused_by_name() -> None:
     layer.kv_cache = type(step.cache)(step.cache.key.double(), step.cache.value.double())
     with pytest.raises(ConfigError, match=r"torch.float64"):
         layer.forward(step.query, step.key, step.value)
+
+
+def test_a_cache_that_nobody_else_holds_is_let_go() -> None:
+    backend, step = NumbaCPU(), Step(Case())
+    layer = step.layer(backend)
+    layer.kv_cache = step.view(step.memory.clone())
+    layer.forward(step.query, step.key, step.value)
+    cache, bound = weakref.ref(layer.kv_cache), weakref.ref(layer)
+    layer.kv_cache = None
+    gc.collect()
+    assert cache() is None
+    del layer
+    gc.collect()
+    assert bound() is None

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from octavo.attention.numba_cpu import NumbaCPU
@@ -30,3 +32,10 @@ def test_a_backend_of_another_device_is_refused_with_those_that_run_there() -> N
         get_backend("numba_cpu", "cuda")
     remedy = caught.value.remedy.rstrip(".").rsplit(" ", 1)[-1]
     assert get_backend(remedy, "cuda").name == remedy
+
+
+def test_kernels_are_kept_where_one_says(tmp_path: Path) -> None:
+    get_backend("", "cpu", 1, tmp_path)
+    assert not list(tmp_path.iterdir())  # compiled when first used, not before
+    other = get_backend("torch_reference", "cpu", 1, tmp_path)
+    assert isinstance(other, TorchReference)

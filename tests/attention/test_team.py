@@ -44,3 +44,11 @@ def test_every_member_calls_the_kernel_once(make: Callable[[], Team], num_thread
 
 def test_torchs_own_threads_are_used_where_torch_has_them() -> None:
     assert isinstance(make_team(), OpenMPTeam)
+
+
+def test_without_the_runtimes_entry_point_threads_are_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Library:
+        """A process in which no library has the symbol."""
+
+    monkeypatch.setattr(ctypes, "CDLL", lambda name: Library())
+    assert isinstance(make_team(), ThreadTeam)
