@@ -8,16 +8,14 @@ Layout of a page (layer-outermost, token-major), for plain K and V:
     page   = block_size tokens, each [num_kv_heads][K (head_size) | V (head_size_v)] elements
     token_bytes = num_kv_heads * (head_size + head_size_v) * itemsize
     byte of token t of block b in its tensor = b * page_bytes + t * token_bytes
-
-so a token's K and V of one layer are one contiguous byte range, and `locate` is a multiplication.
-
-How many blocks one request can hold decides what fits. Each kind answers twice: `max_blocks` is what Octavo's cache
-manager really needs at once, `reference_max_blocks` is what the reference engine counts.
+so a token's K and V of one layer are one contiguous byte range. How many blocks one request can hold, each kind answers
+twice: `max_blocks` is what Octavo needs at once, `reference_max_blocks` what the reference engine counts.
 """
 
 from __future__ import annotations
 
 import math
+from abc import abstractmethod
 
 import msgspec
 
@@ -69,14 +67,14 @@ class KVCacheSpec(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """Ranks over which the tokens of one request are spread; only kinds that keep every token can be spread."""
 
     @property
+    @abstractmethod
     def kind(self) -> str:
         """Name of the kind in tables and files, e.g. `sliding_window`."""
-        raise NotImplementedError
 
     @property
+    @abstractmethod
     def token_bytes(self) -> int:
         """Bytes of one token of one layer."""
-        raise NotImplementedError
 
     @property
     def content_bytes(self) -> int:
@@ -322,6 +320,10 @@ class MambaSpec(KVCacheSpec, frozen=True, kw_only=True, tag=True):
     @property
     def kind(self) -> str:
         return "mamba"
+
+    @property
+    def token_bytes(self) -> int:
+        return 0  # a state does not grow with tokens
 
     @property
     def content_bytes(self) -> int:
