@@ -11,7 +11,7 @@ from octavo.engine.codec import TokenizerParts
 from octavo.engine.folder_tokenizer import load_folder_tokenizer
 from octavo.engine.gguf_tokenizer import load_gguf_tokenizer
 from octavo.errors import RequestError
-from octavo.formats.gguf import GGUFFile
+from octavo.formats.open_files import open_gguf
 from octavo.formats.source import ModelFiles
 
 FALLBACK = "octavo.engine.transformers_tokenizer"
@@ -123,7 +123,7 @@ def load_tokenizer(files: ModelFiles, *, trust_remote_code: bool = False) -> Tok
     Raises `ModelFileError` when there is no tokenizer or it is damaged, `UnsupportedModelError` for an unknown kind.
     """
     if files.kind == "gguf":
-        return Tokenizer(load_gguf_tokenizer(GGUFFile(files.path)))
+        return Tokenizer(load_gguf_tokenizer(open_gguf(files.path)))
     if (files.path / "tokenizer.json").is_file():
         return Tokenizer(load_folder_tokenizer(files.path))
     fallback = importlib.import_module(FALLBACK)

@@ -18,7 +18,7 @@ from __future__ import annotations
 import math
 import mmap
 import struct
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
@@ -100,6 +100,25 @@ class GGUFArray:
             position = start + unpack(blob, position)[0]
             append(blob[start:position])
         return strings
+
+    def texts_at(self, indices: Sequence[int]) -> list[str]:
+        """The elements at some ascending indices as text; bytes that are no UTF-8 become U+FFFD.
+
+        Raises `ModelFileError` for an array of numbers.
+        """
+        if not self.is_strings:
+            raise ModelFileError("The GGUF metadata holds numbers where strings belong.", remedy=_REMEDY)
+        wanted, texts, position = iter(indices), [], self._start
+        following = next(wanted, -1)
+        for index in range(self.length):
+            if following < 0:
+                break
+            start = position + 8
+            position = start + _U64.unpack_from(self._buffer, position)[0]
+            if index == following:
+                texts.append(self._buffer[start:position].decode("utf-8", "replace"))
+                following = next(wanted, -1)
+        return texts
 
     def stored(self) -> npt.NDArray[np.uint8]:
         """The elements as they lie in the file, lengths of strings included: a read-only view, `[bytes]`."""
@@ -186,6 +205,11 @@ class GGUFFile:
         if info is None:
             raise ModelFileError(f"{self.path} holds no tensor {name!r}.", remedy=_REMEDY)
         return np.frombuffer(self._buffer, dtype=np.uint8, count=info.num_bytes, offset=info.offset)
+
+    def release_pages(self) -> None:
+        """Give back the memory that reading the mapped file took; what is read again comes from the disk's cache."""
+        if hasattr(mmap, "MADV_DONTNEED"):  # not on Windows
+            self._buffer.madvise(mmap.MADV_DONTNEED)
 
     @property
     def tensor_bytes(self) -> int:

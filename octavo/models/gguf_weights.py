@@ -24,6 +24,7 @@ from gguf.tensor_mapping import TensorNameMap
 from octavo.errors import ModelFileError, UnsupportedModelError
 from octavo.formats.dequantize import dequantize
 from octavo.formats.gguf import GGUFFile
+from octavo.formats.open_files import open_gguf
 
 FixUp = Callable[[str, torch.Tensor, Any], torch.Tensor]
 """(GGUF name, tensor, transformers config) -> tensor as transformers has it."""
@@ -58,7 +59,7 @@ def read_gguf_weights(
     names: dict[str, str] = {}
     seen: Counter[str] = Counter()
     for path in paths:
-        file = GGUFFile(path)
+        file = open_gguf(path)
         architecture = file.get("general.architecture", str, "")
         names = names or _parameter_of_tensor(architecture, config.num_hidden_layers, shapes)
         fix_up = FIX_UPS.get(architecture, _unchanged)
@@ -75,6 +76,7 @@ def read_gguf_weights(
                     remedy="Convert the model again.",
                 ) from None
             seen.update([names[name]] if name in names else [])
+        file.release_pages()
     needed = Counter(names.values())
     for parameter in [parameter for parameter, count in seen.items() if count < needed[parameter]]:
         del parameters[parameter]  # Half a parameter is a missing one.
