@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
@@ -11,7 +13,7 @@ import numpy.typing as npt
 from octavo.engine.byte_level_bpe import build_byte_level, build_spaced, splitting_of
 from octavo.engine.codec import Codec, SpecialTokens, TokenizerParts, end_of_turn_ids
 from octavo.engine.library_codec import LibraryCodec
-from octavo.engine.sentencepiece_bpe import CONTROL, NORMAL, UNKNOWN, SentencePieceBPE
+from octavo.engine.sentencepiece_bpe import CONTROL, NORMAL, UNKNOWN, USER_DEFINED, SentencePieceBPE
 from octavo.errors import ModelFileError, UnsupportedModelError
 from octavo.formats.gguf import GGUFArray, GGUFFile
 
@@ -20,6 +22,8 @@ Kinds = npt.NDArray[np.int32]
 _PREFIX = "tokenizer.ggml."
 _END_KEYS = ("eos", "eot", "eom")
 """Ends of a document, of a turn, of a message that waits for a tool."""
+
+_BRACKET = re.compile(r"<(start|end)_of_(?=\w+>$)")
 
 
 def load_gguf_tokenizer(file: GGUFFile) -> TokenizerParts:
@@ -32,12 +36,13 @@ def load_gguf_tokenizer(file: GGUFFile) -> TokenizerParts:
         )
     kinds = _kinds(file)
     codec, adds_bos = CODECS[name](file, kinds)
-    special_ids = frozenset(np.flatnonzero((kinds == CONTROL) | (kinds == UNKNOWN)).tolist())
+    special_ids = frozenset(np.flatnonzero((kinds == CONTROL) | (kinds == UNKNOWN)).tolist()) | _brackets(file, kinds)
     templates = _chat_templates(file)
     bos = _token_id(file, "bos", codec)
     ends = [token_id for key in _END_KEYS if (token_id := _token_id(file, key, codec)) is not None]
     ends += end_of_turn_ids(codec, special_ids, templates)
     eos = _token_id(file, "eos", codec)
+    special_ids |= frozenset(ends) | frozenset(() if bos is None else (bos,))
     add_bos = file.get(_PREFIX + "add_bos_token", bool, adds_bos)
     add_eos = file.get(_PREFIX + "add_eos_token", bool, False)
     return TokenizerParts(
@@ -69,6 +74,19 @@ def _kinds(file: GGUFFile) -> Kinds:
     if kinds is None:
         return np.full(len(tokens), NORMAL, dtype=np.int32)
     return _checked(file, "token_type", kinds, len(tokens)).astype(np.int32)
+
+
+def _brackets(file: GGUFFile, kinds: Kinds) -> frozenset[int]:
+    """User-defined tokens that open and close a passage: `<start_of_X>` with an `<end_of_X>` beside it.
+
+    Token types alone do not part marks from text. Gemma 3's files give the type user-defined to line breaks and HTML
+    tags, which are text, and to `<start_of_image>`, which the model's own tokenizer.json marks as special.
+    """
+    ids = np.flatnonzero(kinds == USER_DEFINED).tolist()
+    texts = _tokens(file).texts_at(ids)
+    stems = {text: _BRACKET.sub("", text, count=1) for text in texts if _BRACKET.match(text)}
+    paired = {stem for stem, count in Counter(stems.values()).items() if count == 2}
+    return frozenset(index for index, text in zip(ids, texts, strict=True) if stems.get(text) in paired)
 
 
 def _checked(file: GGUFFile, key: str, array: GGUFArray, length: int) -> npt.NDArray[Any]:

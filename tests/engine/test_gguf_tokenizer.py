@@ -5,10 +5,12 @@ from typing import Any
 
 import pytest
 
+from octavo.config import ModelSource, read_environment
 from octavo.engine.gguf_tokenizer import load_gguf_tokenizer
-from octavo.engine.tokenizer import Tokenizer
+from octavo.engine.tokenizer import Tokenizer, load_tokenizer
 from octavo.errors import ModelFileError, UnsupportedModelError
 from octavo.formats.gguf import GGUFFile
+from octavo.formats.source import locate
 from tests.formats import build
 
 TOKENS = ["<unk>", "<s>", "</s>", "<|im_end|>", "<tool>", "▁", "a", "b", "▁a", "ab"]
@@ -54,6 +56,28 @@ def test_marks_are_special_and_user_defined_pieces_are_text(tmp_path: Path) -> N
     assert [tokenizer.is_special(index) for index in ids] == [False, True, False, False]
     assert tokenizer.is_special(0)
     assert tokenizer.decode(ids) == "a<tool>b"
+
+
+def test_user_defined_brackets_are_marks(tmp_path: Path) -> None:
+    """Gemma 3: the pair is special in the model's own tokenizer, line breaks and tags of the same type are text."""
+    more = ["<start_of_image>", "\n\n", "<table>", "</table>", "<end_of_image>", "<start_of_x>", "<end_of_y>"]
+    fields = SENTENCEPIECE | {
+        "tokens": TOKENS + more,
+        "scores": SENTENCEPIECE["scores"] + [0.0] * len(more),
+        "token_type": SENTENCEPIECE["token_type"] + [4] * len(more),
+        "add_space_prefix": False,
+    }
+    tokenizer = load(tmp_path, fields)
+    text = "<start_of_image>a\n\n<table></table><end_of_image><start_of_x><end_of_y>"
+    ids = tokenizer.encode(text, add_special_tokens=False)
+    assert ids == [10, 6, 11, 12, 13, 14, 15, 16]
+    assert tokenizer.decode(ids) == "a\n\n<table></table><start_of_x><end_of_y>"
+    assert tokenizer.decode(ids, skip_special_tokens=False) == text
+
+
+def test_bos_and_ends_are_marks_whatever_their_type(tmp_path: Path) -> None:
+    tokenizer = load(tmp_path, BYTE_LEVEL | {"token_type": None, "eot_token_id": 1})
+    assert tokenizer.decode([0, 4, 5, 1]) == "a"
 
 
 def test_every_declared_end_ends_a_completion(tmp_path: Path) -> None:
@@ -111,3 +135,12 @@ def test_damaged_metadata_is_refused_with_the_fact(
 ) -> None:
     with pytest.raises(error, match=message):
         load(tmp_path, SENTENCEPIECE | fields)
+
+
+@pytest.mark.slow
+@pytest.mark.model
+def test_the_demo_model_shows_no_image_marks() -> None:
+    tokenizer = load_tokenizer(locate(ModelSource(model="demo"), read_environment()))
+    ids = [255999, *tokenizer.encode("a\n\n<table>", add_special_tokens=False), 256000]
+    assert tokenizer.decode(ids) == "a\n\n<table>"
+    assert tokenizer.decode(ids, skip_special_tokens=False) == "<start_of_image>a\n\n<table><end_of_image>"
