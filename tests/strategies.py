@@ -26,7 +26,9 @@ def layer_specs(draw: st.DrawFn, *, kinds: tuple[str, ...] = KINDS, block_size: 
     size = block_size or draw(st.sampled_from([1, 4, 16, 16, 16, 32]))
     dtype = draw(st.sampled_from(["bfloat16", "float32", "float16"]))
     if kind == "mla":
-        return MLASpec(block_size=size, latent_size=draw(st.sampled_from([24, 64, 72])), dtype=dtype)
+        latent_size = draw(st.sampled_from([24, 64, 72]))
+        value_size = draw(st.sampled_from([None, 16]))
+        return MLASpec(block_size=size, latent_size=latent_size, value_size=value_size, dtype=dtype)
     if kind == "mamba":
         shapes = draw(st.lists(st.tuples(st.integers(1, 4), st.integers(1, 300)), min_size=1, max_size=2))
         return MambaSpec(

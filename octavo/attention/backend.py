@@ -6,7 +6,7 @@ before its reads, so a request may read what another request of the same step wr
 
     query  [num_tokens, num_heads, head_size]
     key    [num_tokens, num_kv_heads, head_size]
-    value  [num_tokens, num_kv_heads, head_size_v]
+    value  [num_tokens, num_kv_heads, head_size_v]; None where V is a part of K (a latent)
     out    [num_tokens, num_heads, head_size_v]
 """
 
@@ -17,7 +17,7 @@ from dataclasses import dataclass
 
 import torch
 
-from octavo.kv.specs import AttentionSpec
+from octavo.kv.specs import AttentionSpec, MLASpec
 
 
 @dataclass(frozen=True, slots=True, weakref_slot=True)
@@ -26,7 +26,8 @@ class KVCacheView:
 
     key:   [num_blocks, block_size, num_kv_heads, head_size]
     value: [num_blocks, block_size, num_kv_heads, head_size_v]
-    The last dimension is contiguous; K and V of one token and head lie side by side.
+    The last dimension is contiguous. V of one token and head lies behind K; V of a latent is the first part of K, the
+    same bytes.
     """
 
     key: torch.Tensor
@@ -78,7 +79,7 @@ class AttentionLayer:
         self,
         name: str,
         *,
-        spec: AttentionSpec,
+        spec: AttentionSpec | MLASpec,
         num_heads: int,
         scale: float,
         backend: AttentionBackend,
@@ -109,12 +110,15 @@ class AttentionLayer:
         """Forwards so far: lets a test prove that each cached layer went through the cache."""
 
     def forward(self, query: torch.Tensor, key: torch.Tensor | None, value: torch.Tensor | None) -> torch.Tensor:
-        """Write the step's `key` and `value` (None for a sharing layer), then attend. Shapes: see the module's top."""
+        """Write the step's `key` and `value`, then attend. Shapes: see the module's top.
+
+        A sharing layer has neither, a layer that keeps a latent has no `value`.
+        """
         if self.group is None or self.group.metadata is None or self.kv_cache is None:
             raise RuntimeError(f"attention layer {self.name} was called before it was bound to the KV cache")
         self.num_calls += 1
         metadata = self.group.metadata
-        if key is not None and value is not None:
+        if key is not None:
             self.backend.write(self.kv_cache, key, value, metadata)
         return self.backend.attend(self, self.kv_cache, query, metadata)
 
@@ -132,8 +136,13 @@ class AttentionBackend(ABC):
         """
 
     @abstractmethod
-    def write(self, cache: KVCacheView, key: torch.Tensor, value: torch.Tensor, metadata: AttentionMetadata) -> None:
-        """Store token t's K and V at `slot_mapping[t]`, converted to the cache's dtype; skip slot -1."""
+    def write(
+        self, cache: KVCacheView, key: torch.Tensor, value: torch.Tensor | None, metadata: AttentionMetadata
+    ) -> None:
+        """Store token t's K and V at `slot_mapping[t]`, converted to the cache's dtype; skip slot -1.
+
+        `value` is None where the view's V lies inside its K: then K alone is stored.
+        """
 
     @abstractmethod
     def attend(

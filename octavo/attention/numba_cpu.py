@@ -59,7 +59,9 @@ class _Pages:
             "size": key.shape[3],
             "value_size": value.shape[3],
         }
-        self.record = _Record(WRITE_JOB, self.fields)
+        # V inside K is written with it.
+        written = {"value_size": 0} if value.data_ptr() == key.data_ptr() else {}
+        self.record = _Record(WRITE_JOB, self.fields | written)
 
 
 class _LayerJob:
@@ -145,9 +147,12 @@ class NumbaCPU(AttentionBackend):
         self._kernels.many_rows(row_element, element)
         self._kernels.write(element)
 
-    def write(self, cache: KVCacheView, key: torch.Tensor, value: torch.Tensor, metadata: AttentionMetadata) -> None:
+    def write(
+        self, cache: KVCacheView, key: torch.Tensor, value: torch.Tensor | None, metadata: AttentionMetadata
+    ) -> None:
         pages = self._pages_of(cache)
-        key, value = _with_plain_rows(key), _with_plain_rows(value)
+        key = _with_plain_rows(key)
+        value = key if value is None else _with_plain_rows(value)
         size, num_tokens = key.element_size(), metadata.num_tokens
         key_strides, value_strides, record = key.stride(), value.stride(), pages.record
         _WRITE_STEP.pack_into(

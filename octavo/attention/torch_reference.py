@@ -19,12 +19,15 @@ class TorchReference(AttentionBackend):
 
     name = "torch_reference"
 
-    def write(self, cache: KVCacheView, key: torch.Tensor, value: torch.Tensor, metadata: AttentionMetadata) -> None:
+    def write(
+        self, cache: KVCacheView, key: torch.Tensor, value: torch.Tensor | None, metadata: AttentionMetadata
+    ) -> None:
         block_size = cache.key.shape[1]
         for token, slot in enumerate(metadata.slot_mapping.tolist()):
             if slot != PAD_SLOT:
                 cache.key[slot // block_size, slot % block_size] = key[token].to(cache.key.dtype)
-                cache.value[slot // block_size, slot % block_size] = value[token].to(cache.value.dtype)
+                if value is not None:
+                    cache.value[slot // block_size, slot % block_size] = value[token].to(cache.value.dtype)
 
     def attend(
         self, layer: AttentionLayer, cache: KVCacheView, query: torch.Tensor, metadata: AttentionMetadata

@@ -8,10 +8,10 @@ from octavo.cache.group_manager import GroupManager
 from octavo.cache.mamba import MambaManager
 from octavo.cache.sliding_window import SlidingWindowManager
 from octavo.errors import UnsupportedModelError
+from octavo.kv.base import KVCacheSpec
 from octavo.kv.specs import (
     ChunkedLocalSpec,
     FullAttentionSpec,
-    KVCacheSpec,
     LayerSpec,
     MambaSpec,
     MLASpec,

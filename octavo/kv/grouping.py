@@ -15,6 +15,7 @@ from typing import NamedTuple
 import msgspec
 
 from octavo.errors import LayoutError
+from octavo.kv.base import ceil_div
 from octavo.kv.specs import (
     ChunkedLocalSpec,
     FullAttentionSpec,
@@ -23,7 +24,6 @@ from octavo.kv.specs import (
     MambaSpec,
     MLASpec,
     SlidingWindowSpec,
-    ceil_div,
 )
 
 BlocksOf = Callable[[LayerSpec], int]

@@ -11,14 +11,13 @@ from collections.abc import Mapping, Sequence
 import msgspec
 
 from octavo.errors import LayoutError
+from octavo.kv.base import KVCacheSpec, dtype_bytes
 from octavo.kv.specs import (
-    AttentionSpec,
     KVCacheConfig,
     KVCacheGroupSpec,
     KVCacheTensor,
     LayerSpec,
     MambaSpec,
-    dtype_bytes,
 )
 
 
@@ -35,17 +34,19 @@ class LayerPlacement(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class StridedView(msgspec.Struct, frozen=True, kw_only=True):
-    """Shape, strides and storage offset of K and V of one layer in its tensor, in elements of the layer's dtype.
+    """Shape, strides and storage offset of K and V of one layer in its tensor, in elements of `dtype`.
 
-    K is [num_blocks, block_size, num_kv_heads, head_size], V the same with `head_size_v`.
+    K is [num_blocks, block_size, num_kv_heads, head_size], V the same with `head_size_v`. V of a latent lies inside K:
+    both begin at the same element.
     """
 
     key_shape: tuple[int, int, int, int]
     value_shape: tuple[int, int, int, int]
     strides: tuple[int, int, int, int]
-    """The same for both: V lies behind K of the same token and head."""
+    """The same for both: V lies behind K of the same token and head, or inside it."""
     key_offset: int
     value_offset: int
+    dtype: str
 
 
 def rank_groups(groups: Sequence[KVCacheGroupSpec], specs: Mapping[str, LayerSpec]) -> tuple[KVCacheGroupSpec, ...]:
@@ -130,28 +131,30 @@ def block_bytes(placement: LayerPlacement, block_id: int) -> tuple[int, int]:
     return start, start + placement.spec.content_bytes
 
 
-def strided_view(spec: LayerSpec, num_blocks: int) -> StridedView:
-    """K and V of a layer as views of its tensor, taken as elements of `spec.dtype`.
+def strided_view(spec: KVCacheSpec, num_blocks: int) -> StridedView:
+    """K and V of a layer as views of its tensor, taken as elements of the layer's dtype.
 
     Raises `LayoutError` for a layer without plain K and V, and for pages that do not hold whole elements.
     """
-    if not isinstance(spec, AttentionSpec) or spec.packed_head_bytes is not None or spec.scale_bytes:
+    vectors = spec.token_vectors
+    if vectors is None:
         raise LayoutError(
             f"A layer of kind {spec.kind} in this format has no plain K and V to view.",
             remedy="Use an unquantised cache dtype.",
         )
-    itemsize = dtype_bytes(spec.dtype)
+    itemsize = dtype_bytes(vectors.dtype)
     if spec.page_bytes % itemsize:
         raise LayoutError(
-            f"A page of {spec.page_bytes} bytes does not hold whole elements of {spec.dtype} ({itemsize} bytes).",
+            f"A page of {spec.page_bytes} bytes does not hold whole elements of {vectors.dtype} ({itemsize} bytes).",
             remedy="Pad pages to a multiple of the largest element.",
         )
-    head = spec.head_size + spec.value_size
-    shape = (num_blocks, spec.block_size, spec.num_kv_heads)
+    shape = (num_blocks, spec.block_size, vectors.num_heads)
+    token_elements = vectors.num_heads * vectors.head_elements
     return StridedView(
-        key_shape=(*shape, spec.head_size),
-        value_shape=(*shape, spec.value_size),
-        strides=(spec.page_bytes // itemsize, spec.num_kv_heads * head, head, 1),
+        key_shape=(*shape, vectors.key_size),
+        value_shape=(*shape, vectors.value_size),
+        strides=(spec.page_bytes // itemsize, token_elements, vectors.head_elements, 1),
         key_offset=0,
-        value_offset=spec.head_size,
+        value_offset=vectors.value_offset,
+        dtype=vectors.dtype,
     )

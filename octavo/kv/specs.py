@@ -8,134 +8,26 @@ Layout of a page (layer-outermost, token-major), for plain K and V:
     page   = block_size tokens, each [num_kv_heads][K (head_size) | V (head_size_v)] elements
     token_bytes = num_kv_heads * (head_size + head_size_v) * itemsize
     byte of token t of block b in its tensor = b * page_bytes + t * token_bytes
-so a token's K and V of one layer are one contiguous byte range. How many blocks one request can hold, each kind answers
-twice: `max_blocks` is what Octavo needs at once, `reference_max_blocks` what the reference engine counts.
+so a token's K and V of one layer are one contiguous byte range. A latent (`MLASpec`) is both K and V: it is stored
+once, `token_bytes = latent_size * itemsize`, and V is its leading part.
+
+How many blocks one request can hold, each kind answers twice: `max_blocks` is what Octavo needs at once,
+`reference_max_blocks` what the reference engine counts.
 """
 
 from __future__ import annotations
 
 import math
-from abc import abstractmethod
 
 import msgspec
 
-from octavo.config import DTYPE_BYTES
-from octavo.errors import ConfigError
+from octavo.kv.base import KVCacheSpec, TokenVectors, ceil_div, dtype_bytes, most_blocks_touched
 
 NULL_BLOCK = 0
 """Block id 0 is never handed out: it stands in tables where no memory is needed."""
 
 PAD_SLOT = -1
 """Slot of a padding token: nothing is written for it."""
-
-
-def dtype_bytes(dtype: str) -> int:
-    """Bytes of one element of `dtype`; `ConfigError` for a dtype that no plan knows."""
-    try:
-        return DTYPE_BYTES[dtype]
-    except KeyError:
-        raise ConfigError(
-            f"{dtype!r} is not a dtype of a KV cache.", remedy="Use one of " + ", ".join(DTYPE_BYTES) + "."
-        ) from None
-
-
-def ceil_div(numerator: int, denominator: int) -> int:
-    """`numerator / denominator`, rounded up."""
-    return -(-numerator // denominator)
-
-
-def most_blocks_touched(span: int, *, block_size: int, num_tokens: int, stride: int = 1) -> int:
-    """The most blocks that `span` consecutive positions of a sequence of `num_tokens` can touch.
-
-    The span may start at any multiple of `stride`. It touches most when it starts as late in its block as it may.
-    """
-    latest_start = block_size - math.gcd(stride, block_size)
-    return ceil_div(min(span + latest_start, num_tokens), block_size)
-
-
-class KVCacheSpec(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """What one layer keeps in the cache. Equal specs can share a group.
-
-    The methods here are those of a kind that keeps every token; other kinds override them.
-    """
-
-    block_size: int
-    """Tokens of one block."""
-    page_size_padded: int | None = None
-    """Bytes of one page where it is padded to another kind's page; None is no padding."""
-    context_parallel_size: int = 1
-    """Ranks over which the tokens of one request are spread; only kinds that keep every token can be spread."""
-
-    @property
-    @abstractmethod
-    def kind(self) -> str:
-        """Name of the kind in tables and files, e.g. `sliding_window`."""
-
-    @property
-    @abstractmethod
-    def token_bytes(self) -> int:
-        """Bytes of one token of one layer."""
-
-    @property
-    def content_bytes(self) -> int:
-        """Bytes of one page that hold something."""
-        return self.block_size * self.token_bytes
-
-    @property
-    def page_bytes(self) -> int:
-        """Bytes of one page, padding included: the stride from a block to the next."""
-        return self.content_bytes if self.page_size_padded is None else self.page_size_padded
-
-    @property
-    def keeps_every_token(self) -> bool:
-        """Whether the blocks of a request cover all of its tokens, as for full attention."""
-        return self.uniform_key[0] == "every token"
-
-    @property
-    def uniform_key(self) -> tuple[object, ...]:
-        """Layers with equal keys can share one block table, even where their pages differ in size."""
-        return ("every token", self.block_size, self.context_parallel_size)
-
-    @property
-    def prefix_cacheable(self) -> bool:
-        """Whether another request with the same tokens may read this layer's blocks."""
-        return True
-
-    def max_blocks(self, num_tokens: int, *, chunk_tokens: int) -> int:
-        """The most blocks that a request of `num_tokens` tokens ever holds at once.
-
-        `chunk_tokens` is the most tokens that the request is given in one step (in all steps that have not settled,
-        where steps overlap).
-        """
-        del chunk_tokens
-        return ceil_div(ceil_div(num_tokens, self.context_parallel_size), self.block_size)
-
-    def reference_max_blocks(self, num_tokens: int, *, in_flight_tokens: int) -> int:
-        """The same as the reference engine counts it; `in_flight_tokens` are those of all requests together."""
-        return self.max_blocks(num_tokens, chunk_tokens=in_flight_tokens)
-
-    @property
-    def reach(self) -> int | None:
-        """The most tokens that any token reads, itself included; None is all tokens before it."""
-        return None
-
-    @property
-    def fixed_bytes(self) -> int:
-        """a of "a request of L tokens needs a + b * L bytes", for L at or above the reach. No rounding, no padding."""
-        return 0 if self.reach is None else self.token_bytes * self.reach
-
-    @property
-    def bytes_per_token(self) -> int:
-        """b of the same sum, for a token that lies on this rank."""
-        return self.token_bytes if self.reach is None else 0
-
-    def ideal_bytes(self, num_tokens: int) -> int:
-        """Bytes of exactly the tokens that the last of `num_tokens` tokens reads: no block rounding, no padding.
-
-        Where a token's reach depends on its place (chunked-local), the most that any of these tokens reads.
-        """
-        read = num_tokens if self.reach is None else min(num_tokens, self.reach)
-        return self.token_bytes * ceil_div(read, self.context_parallel_size)
 
 
 class AttentionSpec(KVCacheSpec, frozen=True, kw_only=True, tag=True):
@@ -164,6 +56,19 @@ class AttentionSpec(KVCacheSpec, frozen=True, kw_only=True, tag=True):
             return self.num_kv_heads * self.packed_head_bytes
         per_head = (self.head_size + self.value_size) * dtype_bytes(self.dtype) + self.scale_bytes
         return self.num_kv_heads * per_head
+
+    @property
+    def token_vectors(self) -> TokenVectors | None:
+        if self.packed_head_bytes is not None or self.scale_bytes:
+            return None
+        return TokenVectors(
+            dtype=self.dtype,
+            num_heads=self.num_kv_heads,
+            head_elements=self.head_size + self.value_size,
+            key_size=self.head_size,
+            value_size=self.value_size,
+            value_offset=self.head_size,
+        )
 
 
 class FullAttentionSpec(AttentionSpec, frozen=True, kw_only=True, tag=True):
@@ -258,9 +163,14 @@ class ChunkedLocalSpec(AttentionSpec, frozen=True, kw_only=True, tag=True):
 
 
 class MLASpec(KVCacheSpec, frozen=True, kw_only=True, tag=True):
-    """Multi-head latent attention: one latent vector per token, no V, replicated over tensor-parallel ranks."""
+    """Multi-head latent attention: one latent vector per token, replicated over tensor-parallel ranks.
+
+    The vector is the K of all heads, and its first `value_size` elements are their V.
+    """
 
     latent_size: int
+    value_size: int | None = None
+    """None: as `latent_size`."""
     dtype: str
     packed_token_bytes: int | None = None
     """Bytes of one token in a packed quantised format; None is `latent_size * itemsize`."""
@@ -276,6 +186,19 @@ class MLASpec(KVCacheSpec, frozen=True, kw_only=True, tag=True):
         if self.packed_token_bytes is not None:
             return self.packed_token_bytes
         return self.latent_size * dtype_bytes(self.dtype)
+
+    @property
+    def token_vectors(self) -> TokenVectors | None:
+        if self.packed_token_bytes is not None:
+            return None
+        return TokenVectors(
+            dtype=self.dtype,
+            num_heads=1,
+            head_elements=self.latent_size,
+            key_size=self.latent_size,
+            value_size=self.latent_size if self.value_size is None else self.value_size,
+            value_offset=0,
+        )
 
 
 class CrossAttentionSpec(AttentionSpec, frozen=True, kw_only=True, tag=True):

@@ -14,13 +14,14 @@ import mmap
 from collections.abc import Mapping, Sequence
 from functools import partial
 
+import msgspec
 import torch
 
 from octavo.attention.backend import AttentionGroup, AttentionLayer, KVCacheView
 from octavo.config import format_bytes
 from octavo.errors import BindError, ConfigError, InvariantError
 from octavo.kv.layout import LayerPlacement, StridedView, placements, slot_bytes, strided_view
-from octavo.kv.specs import AttentionSpec, KVCacheConfig
+from octavo.kv.specs import KVCacheConfig
 
 
 def allocate(config: KVCacheConfig, device: torch.device) -> list[torch.Tensor]:
@@ -92,7 +93,7 @@ def _zeros_on_first_use(size_bytes: int) -> torch.Tensor:
 
 def _view_layer(place: LayerPlacement, num_blocks: int, tensor: torch.Tensor) -> KVCacheView:
     strided = strided_view(place.spec, num_blocks)
-    elements = tensor.view(getattr(torch, _dtype_name(place)))
+    elements = tensor.view(getattr(torch, strided.dtype))
     _check_inside(place, strided, elements.numel())
     result = KVCacheView(
         key=elements.as_strided(strided.key_shape, strided.strides, strided.key_offset),
@@ -102,15 +103,13 @@ def _view_layer(place: LayerPlacement, num_blocks: int, tensor: torch.Tensor) ->
     return result
 
 
-def _dtype_name(place: LayerPlacement) -> str:
-    if not isinstance(place.spec, AttentionSpec):
-        raise InvariantError(f"layer {place.layer_name} of kind {place.spec.kind} has no K and V to view")
-    return place.spec.dtype
-
-
 def _check_inside(place: LayerPlacement, strided: StridedView, num_elements: int) -> None:
-    last = strided.value_offset + sum(
-        (size - 1) * stride for size, stride in zip(strided.value_shape, strided.strides, strict=True)
+    last = max(
+        offset + sum((size - 1) * stride for size, stride in zip(shape, strided.strides, strict=True))
+        for offset, shape in (
+            (strided.key_offset, strided.key_shape),
+            (strided.value_offset, strided.value_shape),
+        )
     )
     if last >= num_elements:
         raise InvariantError(
@@ -125,8 +124,8 @@ def _check_addresses(place: LayerPlacement, num_blocks: int, tensor: torch.Tenso
         block, offset = divmod(slot, block_size)
         start, stop = slot_bytes(place, slot)
         first = found.key[block, offset, 0].data_ptr() - tensor.data_ptr()
-        last_value = found.value[block, offset, -1]
-        end = last_value.data_ptr() - tensor.data_ptr() + last_value.nbytes
+        lasts = (found.key[block, offset, -1], found.value[block, offset, -1])
+        end = max(last.data_ptr() + last.nbytes for last in lasts) - tensor.data_ptr()
         if (first, end) != (start, stop):
             raise InvariantError(
                 f"slot {slot} of {place.layer_name} is viewed at bytes {first} to {end} of tensor "
@@ -166,16 +165,14 @@ def _refuse_shape(layer: AttentionLayer, place: LayerPlacement, found: KVCacheVi
     spec, planned = layer.spec, place.spec
     lengthened = planned.block_size % spec.block_size == 0
     block_size = planned.block_size if lengthened else spec.block_size
-    wanted = (
-        (num_blocks, block_size, spec.num_kv_heads, spec.head_size),
-        (num_blocks, block_size, spec.num_kv_heads, spec.value_size),
-        getattr(torch, spec.dtype),
-    )
-    given = (tuple(found.key.shape), tuple(found.value.shape), found.key.dtype)
+    needs = strided_view(msgspec.structs.replace(spec, block_size=block_size), num_blocks)
+    wanted = (needs.key_shape, needs.value_shape, getattr(torch, needs.dtype), needs.value_offset - needs.key_offset)
+    distance = found.value.storage_offset() - found.key.storage_offset()
+    given = (tuple(found.key.shape), tuple(found.value.shape), found.key.dtype, distance)
     if wanted != given:
         raise BindError(
-            f"Attention layer {layer.name} needs K {wanted[0]} and V {wanted[1]} of {wanted[2]}, and its view has "
-            f"K {given[0]} and V {given[1]} of {given[2]}.",
+            f"Attention layer {layer.name} needs K {wanted[0]} and V {wanted[1]} of {wanted[2]}, V {wanted[3]} "
+            f"elements behind K, and its view has K {given[0]} and V {given[1]} of {given[2]}, V {given[3]} behind K.",
             remedy="Plan again from the model that is loaded.",
         )
     window, planned_window = getattr(spec, "window", None), getattr(planned, "window", None)

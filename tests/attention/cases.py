@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from octavo.attention.backend import AttentionBackend, AttentionGroup, AttentionLayer, AttentionMetadata, KVCacheView
 from octavo.attention.torch_reference import TorchReference, first_position
-from octavo.kv.specs import FullAttentionSpec
+from octavo.kv.specs import AttentionSpec, FullAttentionSpec, MLASpec
 
 TOLERANCE = {torch.float32: 2e-6, torch.bfloat16: 0.01, torch.float16: 0.002}
 """Largest difference to the reference, relative to the largest value that a query reads."""
@@ -28,6 +28,8 @@ class Case:
     group_size: int = 3
     head_size: int = 64
     value_size: int = 64
+    is_latent: bool = False
+    """Whether V is the leading part of K, the same bytes; there is one KV head then."""
     block_size: int = 16
     window: int | None = None
     chunk: int | None = None
@@ -42,6 +44,26 @@ class Case:
     def num_heads(self) -> int:
         return self.num_kv_heads * self.group_size
 
+    @property
+    def stored_value_size(self) -> int:
+        """Elements of V beside K."""
+        return 0 if self.is_latent else self.value_size
+
+    @property
+    def spec(self) -> AttentionSpec | MLASpec:
+        dtype = str(self.cache_dtype).removeprefix("torch.")
+        if self.is_latent:
+            return MLASpec(
+                block_size=self.block_size, latent_size=self.head_size, value_size=self.value_size, dtype=dtype
+            )
+        return FullAttentionSpec(
+            block_size=self.block_size,
+            num_kv_heads=self.num_kv_heads,
+            head_size=self.head_size,
+            head_size_v=self.value_size,
+            dtype=dtype,
+        )
+
 
 class Step:
     """The tensors of a case. Of the past only what the step's queries read is in the cache; the rest is NaN.
@@ -52,7 +74,7 @@ class Step:
     def __init__(self, case: Case) -> None:
         self.case = case
         random = torch.Generator().manual_seed(case.seed)
-        block, per_head = case.block_size, case.head_size + case.value_size
+        block, per_head = case.block_size, case.head_size + case.stored_value_size
         widths = [-(-length // block) for length, _ in case.requests]
         num_blocks = 1 + sum(widths)
         self.memory = torch.full(
@@ -68,7 +90,9 @@ class Step:
                 self.table[row, column] = ids.pop()
             place = [int(self.table[row, p // block]) * block + p % block for p in range(length)]
             past = torch.tensor(place[first : length - num_queries], dtype=torch.long)
-            for side, size in ((self.cache.key, case.head_size), (self.cache.value, case.value_size)):
+            for side, size in ((self.cache.key, case.head_size), (self.cache.value, case.stored_value_size)):
+                if size == 0:
+                    continue
                 numbers = torch.randn(past.numel(), case.num_kv_heads, size, generator=random)
                 side[past // block, past % block] = numbers.to(case.cache_dtype)
             slots += place[length - num_queries :]
@@ -79,12 +103,16 @@ class Step:
         )
         query, key, value = torch.split(
             fused.to(case.dtype),
-            [case.num_heads * case.head_size, case.num_kv_heads * case.head_size, case.num_kv_heads * case.value_size],
+            [
+                case.num_heads * case.head_size,
+                case.num_kv_heads * case.head_size,
+                case.num_kv_heads * case.stored_value_size,
+            ],
             dim=1,
         )
         self.query = query.view(num_tokens, case.num_heads, case.head_size)
         self.key = key.view(num_tokens, case.num_kv_heads, case.head_size)
-        self.value = value.view(num_tokens, case.num_kv_heads, case.value_size)
+        self.value = None if case.is_latent else value.view(num_tokens, case.num_kv_heads, case.value_size)
         self.sinks = torch.randn(case.num_heads, generator=random) if case.has_sinks else None
         self.metadata = self._metadata(slots)
 
@@ -104,20 +132,15 @@ class Step:
 
     def view(self, memory: torch.Tensor) -> KVCacheView:
         case = self.case
-        pages = memory.view(-1, case.block_size, case.num_kv_heads, case.head_size + case.value_size)
-        return KVCacheView(key=pages[..., : case.head_size], value=pages[..., case.head_size :])
+        pages = memory.view(-1, case.block_size, case.num_kv_heads, case.head_size + case.stored_value_size)
+        value = pages[..., : case.value_size] if case.is_latent else pages[..., case.head_size :]
+        return KVCacheView(key=pages[..., : case.head_size], value=value)
 
     def layer(self, backend: AttentionBackend, **changes: Any) -> AttentionLayer:
         case = replace(self.case, **changes)
         layer = AttentionLayer(
             "layers.0",
-            spec=FullAttentionSpec(
-                block_size=case.block_size,
-                num_kv_heads=case.num_kv_heads,
-                head_size=case.head_size,
-                head_size_v=case.value_size,
-                dtype=str(case.cache_dtype).removeprefix("torch."),
-            ),
+            spec=case.spec,
             num_heads=case.num_heads,
             scale=case.head_size**-0.5,
             backend=backend,
@@ -175,12 +198,15 @@ def cases(draw: st.DrawFn, dtypes: Sequence[tuple[torch.dtype, torch.dtype]]) ->
     block_size = draw(st.sampled_from([1, 2, 3, 8, 16, 32, 128]))
     window = draw(st.one_of(st.none(), st.sampled_from([1, 2, block_size, 17, 64, 128, 129, 200])))
     chunk = draw(st.one_of(st.none(), st.none(), st.sampled_from([1, 8, 20, 128, 150])))
+    value_size = draw(st.sampled_from([head_size, head_size, 16, 24, 50]))
+    is_latent = value_size <= head_size and draw(st.sampled_from([False, False, True]))
     return Case(
         requests=draw(requests()),
-        num_kv_heads=draw(st.integers(1, 3)),
+        num_kv_heads=1 if is_latent else draw(st.integers(1, 3)),
         group_size=draw(st.sampled_from([1, 2, 3, 4, 5, 8, 16, 20])),
         head_size=head_size,
-        value_size=draw(st.sampled_from([head_size, head_size, 16, 24, 50])),
+        value_size=value_size,
+        is_latent=is_latent,
         block_size=block_size,
         window=window,
         chunk=chunk,

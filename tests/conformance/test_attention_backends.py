@@ -84,6 +84,15 @@ def test_all_paths_and_dtypes_agree_with_the_reference(path: str, pair: tuple[to
         {"requests": ((290, 200),), "num_kv_heads": 1, "group_size": 4, "head_size": 256, "value_size": 256},
         {"requests": ((9, 9),), "num_kv_heads": 1, "group_size": 71, "head_size": 64},
         {"requests": ((30, 1), (31, 2)), "num_kv_heads": 1, "group_size": 128, "head_size": 576, "value_size": 512},
+        {"requests": ((300, 1), (70, 70)), "num_kv_heads": 1, "head_size": 40, "value_size": 32, "is_latent": True},
+        {
+            "requests": ((200, 1), (90, 40)),
+            "num_kv_heads": 1,
+            "group_size": 16,
+            "head_size": 576,
+            "value_size": 512,
+            "is_latent": True,
+        },
         {"requests": ((128, 1), (256, 128)), "window": 128},
         {"requests": ((257, 140),), "chunk": 100, "block_size": 10},
     ],
@@ -179,6 +188,18 @@ def test_a_slot_that_is_off_by_one_is_noticed(wrong: int) -> None:
 
     with pytest.raises(AssertionError, match="pages differ"):
         check(OffByOne(num_threads=2), Step(Case()))
+
+
+def test_a_value_that_begins_one_element_late_in_its_latent_is_noticed() -> None:
+    class OffByOne(NumbaCPU):
+        def attend(self, layer: Any, cache: Any, query: Any, metadata: Any) -> torch.Tensor:
+            shifted = cache.key[..., 1 : 1 + layer.spec.value_size]
+            return super().attend(layer, type(cache)(cache.key, shifted), query, metadata)
+
+    step = Step(Case(num_kv_heads=1, head_size=40, value_size=32, is_latent=True))
+    check(backend_of(), step)
+    with pytest.raises(AssertionError, match="of the largest value"):
+        check(OffByOne(num_threads=2), step)
 
 
 def test_a_length_that_is_off_by_one_is_noticed() -> None:

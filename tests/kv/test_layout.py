@@ -58,9 +58,14 @@ def test_a_state_has_a_block_but_no_slots() -> None:
         slot_bytes(place(STATE), 2)
 
 
-@given(layer_specs(kinds=("full", "sliding_window")), st.integers(1, 5), st.integers(0, 3))
-def test_views_address_the_bytes_of_slots_and_nothing_twice(spec: AttentionSpec, blocks: int, padding: int) -> None:
-    """Every element of K and V by its strides: inside its token's byte range, each once, all of the range."""
+@given(layer_specs(kinds=("full", "sliding_window", "mla")), st.integers(1, 5), st.integers(0, 3))
+def test_views_address_the_bytes_of_slots_and_nothing_twice(
+    spec: AttentionSpec | MLASpec, blocks: int, padding: int
+) -> None:
+    """Every element of K and V by its strides: inside its token's byte range, all of the range, each once.
+
+    V of a latent is a part of K, so K alone is counted.
+    """
     itemsize = DTYPE_BYTES[spec.dtype]
     if padding:
         spec = msgspec.structs.replace(spec, page_size_padded=spec.content_bytes + padding * itemsize)
@@ -68,9 +73,10 @@ def test_views_address_the_bytes_of_slots_and_nothing_twice(spec: AttentionSpec,
     for slot in range(blocks * spec.block_size):
         block, offset = divmod(slot, spec.block_size)
         start, stop = slot_bytes(place(spec), slot)
+        sides = [(view.key_offset, view.key_shape), (view.value_offset, view.value_shape)]
         seen = [
             itemsize * (first + block * view.strides[0] + offset * view.strides[1] + head * view.strides[2] + i)
-            for first, shape in ((view.key_offset, view.key_shape), (view.value_offset, view.value_shape))
+            for first, shape in (sides[:1] if isinstance(spec, MLASpec) else sides)
             for head in range(shape[2])
             for i in range(shape[3])
         ]
@@ -84,8 +90,18 @@ def test_slots_lie_in_order_and_do_not_overlap(spec: LayerSpec, blocks: int) -> 
     assert ranges[-1][1] <= blocks * spec.page_bytes
 
 
+def test_v_is_the_leading_part_of_a_latent() -> None:
+    latent = MLASpec(block_size=16, latent_size=576, value_size=512, dtype="bfloat16")
+    view = strided_view(latent, 3)
+    assert (view.key_shape, view.value_shape) == ((3, 16, 1, 576), (3, 16, 1, 512))
+    assert view.strides == (16 * 576, 576, 576, 1)
+    assert (view.key_offset, view.value_offset, view.dtype) == (0, 0, "bfloat16")
+    assert strided_view(msgspec.structs.replace(latent, value_size=None), 3).value_shape == (3, 16, 1, 576)
+
+
 def test_views_need_plain_k_and_v_and_whole_elements() -> None:
-    for spec in (MLASpec(block_size=16, latent_size=576, dtype="bfloat16"), STATE):
+    packed = MLASpec(block_size=64, latent_size=576, dtype="uint8", packed_token_bytes=656)
+    for spec in (packed, STATE):
         with pytest.raises(LayoutError, match="no plain K and V"):
             strided_view(spec, 4)
     for field in ("scale_bytes", "packed_head_bytes"):

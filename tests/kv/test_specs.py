@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from octavo.errors import ConfigError
+from octavo.kv.base import TokenVectors, ceil_div
 from octavo.kv.specs import (
     ChunkedLocalSpec,
     CrossAttentionSpec,
@@ -21,12 +21,27 @@ from octavo.kv.specs import (
     RetainedWindowSpec,
     SinkFullAttentionSpec,
     SlidingWindowSpec,
-    ceil_div,
-    dtype_bytes,
-    most_blocks_touched,
 )
 
 PLAIN = {"block_size": 16, "num_kv_heads": 8, "head_size": 128, "dtype": "bfloat16"}
+
+
+def test_where_k_and_v_lie_in_a_token() -> None:
+    plain = FullAttentionSpec(**PLAIN, head_size_v=64).token_vectors
+    assert plain == TokenVectors(
+        dtype="bfloat16", num_heads=8, head_elements=192, key_size=128, value_size=64, value_offset=128
+    )
+    latent = MLASpec(block_size=64, latent_size=576, value_size=512, dtype="bfloat16").token_vectors
+    assert latent == TokenVectors(
+        dtype="bfloat16", num_heads=1, head_elements=576, key_size=576, value_size=512, value_offset=0
+    )
+    for spec in (
+        FullAttentionSpec(**PLAIN, scale_bytes=8),
+        FullAttentionSpec(**PLAIN, packed_head_bytes=136),
+        MLASpec(block_size=64, latent_size=576, dtype="uint8", packed_token_bytes=656),
+        MambaSpec(block_size=512, shapes=((3, 4),), dtypes=("float32",)),
+    ):
+        assert spec.token_vectors is None
 
 
 def test_bytes_of_a_page() -> None:
@@ -40,22 +55,6 @@ def test_bytes_of_a_page() -> None:
     assert state.page_bytes == 3 * 1024 * 2 + 16 * 64 * 64 * 4
     padded = msgspec.structs.replace(state, page_size_padded=278528)
     assert (padded.page_bytes, padded.content_bytes) == (278528, 268288)
-
-
-def test_an_unknown_dtype_is_refused_with_the_known_ones() -> None:
-    with pytest.raises(ConfigError, match=r"'int3' is not a dtype .* bfloat16"):
-        dtype_bytes("int3")
-
-
-@given(st.integers(1, 70), st.integers(1, 20), st.integers(1, 90), st.integers(1, 40))
-def test_most_blocks_touched_is_the_worst_of_all_places(span: int, block: int, tokens: int, stride: int) -> None:
-    span = min(span, tokens)
-    worst = max((start + span - 1) // block - start // block + 1 for start in range(0, tokens - span + 1, stride))
-    found = most_blocks_touched(span, block_size=block, num_tokens=tokens, stride=stride)
-    assert found >= worst
-    # Exact wherever the sequence is long enough for a span to start late in its block.
-    if tokens >= span + stride * block or stride == 1:
-        assert found == worst
 
 
 @given(st.integers(1, 60), st.integers(1, 12), st.integers(1, 20), st.integers(1, 90))

@@ -13,7 +13,15 @@ from octavo.config import layer_name
 from octavo.errors import BindError, ConfigError, InvariantError, LayoutError
 from octavo.kv.layout import placements, slot_bytes
 from octavo.kv.planner import PlanOptions, plan_kv_cache
-from octavo.kv.specs import AttentionSpec, FullAttentionSpec, KVCacheConfig, LayerSpec, MambaSpec, SlidingWindowSpec
+from octavo.kv.specs import (
+    AttentionSpec,
+    FullAttentionSpec,
+    KVCacheConfig,
+    LayerSpec,
+    MambaSpec,
+    MLASpec,
+    SlidingWindowSpec,
+)
 from octavo.worker.kv_memory import allocate, bind, view
 
 CPU = torch.device("cpu")
@@ -37,18 +45,18 @@ def plan(specs: list[LayerSpec], shared: dict[str, str] | None = None) -> KVCach
 def layers_of(config: KVCacheConfig) -> dict[str, AttentionLayer]:
     made = {}
     for name, place in placements(config).items():
-        assert isinstance(place.spec, AttentionSpec)
+        assert isinstance(place.spec, AttentionSpec | MLASpec)
         made[name] = layer(name, place.spec)
     for name, target in config.shared_layers.items():
         made[name] = layer(name, made[target].spec, target)
     return made
 
 
-def layer(name: str, spec: AttentionSpec, target: str | None = None) -> AttentionLayer:
+def layer(name: str, spec: AttentionSpec | MLASpec, target: str | None = None) -> AttentionLayer:
     return AttentionLayer(
         name,
         spec=spec,
-        num_heads=spec.num_kv_heads,
+        num_heads=2,
         scale=1.0,
         backend=TorchReference(),
         window=getattr(spec, "window", None),
@@ -63,6 +71,11 @@ MIXES: dict[str, list[LayerSpec]] = {
     "float16": [full(dtype="float16")],
     "values of another size": [full(head_size_v=6), full(head_size_v=6)],
     "heads of differing number": [full(), full(num_kv_heads=4), full(head_size=8)],
+    "latents": [MLASpec(block_size=8, latent_size=24, value_size=16, dtype="float32")] * 2,
+    "latents and windows": [
+        MLASpec(block_size=8, latent_size=24, value_size=16, dtype="bfloat16"),
+        sliding(dtype="bfloat16"),
+    ],
     "padded pages": [full(page_size_padded=1024), full(page_size_padded=1024)],
 }
 
@@ -202,6 +215,13 @@ def test_a_misshapen_layer_is_refused_with_both_shapes(change: dict[str, object]
     layers = layers_of(config)
     layers[layer_name(1)] = layer(layer_name(1), full(**change))
     assert_refused(config, layers, r"Attention layer layers\.1 needs K .* and V .*, and its view has K .* and V ")
+
+
+def test_a_latent_is_not_taken_for_k_and_v_of_its_sizes() -> None:
+    latent = MLASpec(block_size=8, latent_size=24, value_size=16, dtype="float32")
+    config = plan([full(num_kv_heads=1, head_size=24, head_size_v=16)])
+    layers = {layer_name(0): layer(layer_name(0), latent)}
+    assert_refused(config, layers, r"V 0 elements behind K, and its view has .*, V 24 behind K")
 
 
 def test_another_window_than_the_plans_is_refused() -> None:
