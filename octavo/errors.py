@@ -76,7 +76,22 @@ class LayoutError(PlanError):
 
 
 class RequestError(OctavoError, ValueError):
-    """One request is refused. Nothing of it was kept, and no other request is touched."""
+    """One request is refused. Nothing of it was kept, and no other request is touched.
+
+    Parameters:
+        parameter: the field of the sampling parameters that is wrong, where it is one; `fact` names it.
+    """
+
+    def __init__(self, fact: str, *, remedy: str = "", parameter: str | None = None, **numbers: Any) -> None:
+        super().__init__(fact, remedy=remedy, **numbers)
+        self.parameter = parameter
+
+    def naming(self, parameter: str) -> RequestError:
+        """The same error with its parameter called `parameter`, as a command line calls it by its flag."""
+        if self.parameter is None:
+            return self
+        fact = self.fact.replace(self.parameter, parameter, 1)
+        return RequestError(fact, remedy=self.remedy, parameter=self.parameter, **self.numbers)
 
 
 class BindError(OctavoError):

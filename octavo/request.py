@@ -5,13 +5,26 @@ from __future__ import annotations
 import enum
 import math
 from array import array
-from collections.abc import Callable, Iterable, Mapping
-from numbers import Integral, Real
-from typing import Any
+from typing import Any, ClassVar
 
 import msgspec
 
-from octavo.errors import RequestError
+from octavo.parameters import (
+    BIASES,
+    FLAG,
+    ID_LISTS,
+    IDS,
+    IDS_OR_NONE,
+    INT32,
+    MAPPING,
+    NUMBER,
+    TEXTS,
+    WHOLE,
+    Field,
+    KeywordParameters,
+    check_bounds,
+    read_fields,
+)
 
 
 class FinishReason(enum.StrEnum):
@@ -35,17 +48,18 @@ class RequestStatus(enum.Enum):
 MAX_COMPLETIONS = 1024
 """Most completions of one prompt: each is a sequence of its own, made before the first step."""
 
-_INT32 = 2**31
-"""Token ids and lengths are int32."""
-
 _MAX_LOGPROBS = 2**20
 """More tokens than any vocabulary has; the engine compares with the model's own."""
 
 
-class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
-    """How to choose tokens. Names and defaults are those that users of vLLM know."""
+class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, metaclass=KeywordParameters):
+    """How to choose tokens. Names and defaults are those that users of vLLM know.
+
+    Raises `RequestError` for an impossible value, an unknown field, and one of `REFUSED` that asks for something.
+    """
 
     n: int = 1
+    """Completions of one prompt; they share its blocks."""
     temperature: float = 1.0
     """0 is greedy."""
     top_p: float = 1.0
@@ -56,6 +70,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
     frequency_penalty: float = 0.0
     repetition_penalty: float = 1.0
     seed: int | None = None
+    """None and -1: drawn from the engine's own seed."""
     stop: tuple[str, ...] = ()
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
@@ -63,36 +78,55 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
     """None: as many as `max_model_len` leaves."""
     min_tokens: int = 0
     logprobs: int | None = None
-    """Report the log probabilities of this many best tokens at each place, and of the chosen one; 0 only the chosen."""
+    """Report the log probabilities of this many best tokens at each place, and of the chosen one; 0 only the chosen,
+    -1 the whole vocabulary."""
     prompt_logprobs: int | None = None
+    """The same for each prompt token but the first. All of the prompt is computed then, whatever the cache holds."""
     detokenize: bool = True
     skip_special_tokens: bool = True
+    spaces_between_special_tokens: bool = True
+    """False: no space between special tokens that follow each other, where the tokenizer puts one."""
     include_stop_str_in_output: bool = False
+    truncate_prompt_tokens: int | None = None
+    """Keep only this many tokens of the prompt, the last ones; -1 as many as `max_tokens` leaves."""
     logit_bias: dict[int, float] | None = None
     allowed_token_ids: tuple[int, ...] | None = None
     bad_words: tuple[str, ...] = ()
     """Texts that must not appear; the front end turns them into `bad_words_token_ids`."""
     bad_words_token_ids: tuple[tuple[int, ...], ...] = ()
+    skip_reading_prefix_cache: bool | None = None
+    """True: compute the whole prompt, whatever the cache holds. Its blocks still enter the cache."""
+    extra_args: dict[str, Any] | None = None
+    """Carried with the request for whoever extends Octavo; nothing in it is read here."""
+
+    REFUSED: ClassVar[dict[str, str]] = {
+        "best_of": "Ask for n completions with logprobs=0 and keep those with the greatest cumulative_logprob.",
+        "use_beam_search": "Ask for n completions and keep the best of them.",
+        "structured_outputs": "Check the text yourself; stop strings and allowed_token_ids can narrow it.",
+        "guided_decoding": "Check the text yourself; stop strings and allowed_token_ids can narrow it.",
+        "response_format": "Check the text yourself; stop strings and allowed_token_ids can narrow it.",
+        "logits_processors": "Use logit_bias, allowed_token_ids, bad_words or the penalties.",
+        "flat_logprobs": "Leave it out: logprobs is a list with one dict per token.",
+        "output_kind": "Leave it out: generate gives the whole output, start_run what each step adds.",
+        "thinking_token_budget": "Bound the output with max_tokens.",
+        "repetition_detection": "Use repetition_penalty, or stop strings.",
+        "logprob_token_ids": "Ask for logprobs=-1, the whole vocabulary.",
+    }
+    """Fields of other engines that are not supported -> what to do instead."""
 
     def __post_init__(self) -> None:
-        for name, (read, kind) in _READERS.items():
-            value = getattr(self, name)
-            if value is None and name in _OPTIONAL:
-                continue
-            if value is None and name in _EMPTY:
-                value = ()
-            try:
-                msgspec.structs.force_setattr(self, name, read(value))
-            except (TypeError, ValueError, OverflowError):
-                raise RequestError(f"{name} is {_shown(value)}.", remedy=f"It must be {kind}.") from None
+        read_fields(self, _READERS, optional=_OPTIONAL)
+        if self.seed == -1:
+            msgspec.structs.force_setattr(self, "seed", None)
         self._check_bounds()
 
     def _check_bounds(self) -> None:
-        for holds, name, allowed in (
+        counts_allowed = f"from 0 to {_MAX_LOGPROBS}, or -1 for the whole vocabulary"
+        rules = (
             (1 <= self.n <= MAX_COMPLETIONS, "n", f"from 1 to {MAX_COMPLETIONS:,} completions of one prompt"),
             (0.0 <= self.temperature < float("inf"), "temperature", "0 or more, and finite"),
             (0.0 < self.top_p <= 1.0, "top_p", "above 0 and at most 1"),
-            (-1 <= self.top_k < _INT32, "top_k", f"-1 or 0 (every token), or from 1 to {_INT32 - 1}"),
+            (-1 <= self.top_k < INT32, "top_k", f"-1 or 0 (every token), or from 1 to {INT32 - 1}"),
             (0.0 <= self.min_p <= 1.0, "min_p", "from 0 to 1"),
             (-2.0 <= self.presence_penalty <= 2.0, "presence_penalty", "from -2 to 2"),
             (-2.0 <= self.frequency_penalty <= 2.0, "frequency_penalty", "from -2 to 2"),
@@ -103,9 +137,9 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
                 "from -2**63 to 2**64 - n: completion i draws with seed + i",
             ),
             (
-                self.max_tokens is None or 1 <= self.max_tokens < _INT32,
+                self.max_tokens is None or 1 <= self.max_tokens < INT32,
                 "max_tokens",
-                f"at least 1 and at most {_INT32 - 1}, or None for as many as max_model_len leaves",
+                f"at least 1 and at most {INT32 - 1}, or None for as many as max_model_len leaves",
             ),
             (self.min_tokens >= 0, "min_tokens", "0 or more"),
             (
@@ -113,14 +147,18 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
                 "min_tokens",
                 f"at most max_tokens ({self.max_tokens})",
             ),
-            (0 <= (self.logprobs or 0) <= _MAX_LOGPROBS, "logprobs", f"from 0 to {_MAX_LOGPROBS}"),
-            (0 <= (self.prompt_logprobs or 0) <= _MAX_LOGPROBS, "prompt_logprobs", f"from 0 to {_MAX_LOGPROBS}"),
+            (-1 <= (self.logprobs or 0) <= _MAX_LOGPROBS, "logprobs", counts_allowed),
+            (-1 <= (self.prompt_logprobs or 0) <= _MAX_LOGPROBS, "prompt_logprobs", counts_allowed),
+            (
+                self.truncate_prompt_tokens in (None, -1) or 1 <= (self.truncate_prompt_tokens or 0) < INT32,
+                "truncate_prompt_tokens",
+                "at least 1, or -1 for as many as max_tokens leaves",
+            ),
             (all(self.stop), "stop", "without empty strings"),
             (all(self.bad_words), "bad_words", "without empty strings"),
             (all(map(math.isfinite, (self.logit_bias or {}).values())), "logit_bias", "of finite numbers"),
-        ):
-            if not holds:
-                raise RequestError(f"{name} is {_shown(getattr(self, name))}.", remedy=f"It must be {allowed}.")
+        )
+        check_bounds(self, rules)
 
     @property
     def greedy(self) -> bool:
@@ -128,106 +166,42 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
         return self.temperature == 0.0
 
 
-def _whole(value: Any) -> int:
-    if isinstance(value, bool) or not isinstance(value, Integral):
-        raise TypeError
-    return int(value)
-
-
-def _number(value: Any) -> float:
-    if isinstance(value, bool) or not isinstance(value, Real):
-        raise TypeError
-    return float(value)
-
-
-def _flag(value: Any) -> bool:
-    if not isinstance(value, bool):
-        raise TypeError
-    return value
-
-
-def _items(value: Any) -> Iterable[Any]:
-    """What is in a list, a tuple, a set or an array."""
-    if isinstance(value, str | bytes | Mapping):
-        raise TypeError
-    items: Iterable[Any] = value
-    return items
-
-
-def _texts(value: Any) -> tuple[str, ...]:
-    texts = (value,) if isinstance(value, str) else tuple(_items(value))
-    if not all(isinstance(text, str) for text in texts):
-        raise TypeError
-    return texts
-
-
-def _token_id(value: Any) -> int:
-    token_id = _whole(value)
-    if not 0 <= token_id < _INT32:
-        raise ValueError
-    return token_id
-
-
-def _token_ids(value: Any) -> tuple[int, ...]:
-    return tuple(map(_token_id, _items(value)))
-
-
-def _token_id_lists(value: Any) -> tuple[tuple[int, ...], ...]:
-    return tuple(map(_token_ids, _items(value)))
-
-
-def _biases(value: Any) -> dict[int, float]:
-    if not isinstance(value, Mapping):
-        raise TypeError
-    return {_token_id(token_id): _number(bias) for token_id, bias in value.items()}
-
-
-def _shown(value: Any) -> str:
-    """`value` as Python writes it, cut where it is long."""
-    if isinstance(value, int) and value.bit_length() > 256:
-        return f"a number of {value.bit_length()} bits"
-    text = repr(value)
-    return text if len(text) <= 80 else f"{text[:77]}..."
-
-
-_WHOLE, _NUMBER, _FLAG = (_whole, "a whole number"), (_number, "a number"), (_flag, "True or False")
-_TEXTS = (_texts, "a text or a list of texts")
-_IDS = (_token_ids, f"a list of token ids, whole numbers from 0 to {_INT32 - 1}")
-
-_READERS: dict[str, tuple[Callable[[Any], Any], str]] = {
-    "n": _WHOLE,
-    "temperature": _NUMBER,
-    "top_p": _NUMBER,
-    "top_k": _WHOLE,
-    "min_p": _NUMBER,
-    "presence_penalty": _NUMBER,
-    "frequency_penalty": _NUMBER,
-    "repetition_penalty": _NUMBER,
-    "seed": _WHOLE,
-    "stop": _TEXTS,
-    "stop_token_ids": _IDS,
-    "ignore_eos": _FLAG,
-    "max_tokens": _WHOLE,
-    "min_tokens": _WHOLE,
-    "logprobs": _WHOLE,
-    "prompt_logprobs": _WHOLE,
-    "detokenize": _FLAG,
-    "skip_special_tokens": _FLAG,
-    "include_stop_str_in_output": _FLAG,
-    "logit_bias": (_biases, "a mapping of token ids to numbers"),
-    "allowed_token_ids": _IDS,
-    "bad_words": _TEXTS,
-    "bad_words_token_ids": (_token_id_lists, "a list of lists of token ids"),
+_READERS: dict[str, Field] = {
+    "n": WHOLE,
+    "temperature": NUMBER,
+    "top_p": NUMBER,
+    "top_k": WHOLE,
+    "min_p": NUMBER,
+    "presence_penalty": NUMBER,
+    "frequency_penalty": NUMBER,
+    "repetition_penalty": NUMBER,
+    "seed": WHOLE,
+    "stop": TEXTS,
+    "stop_token_ids": IDS_OR_NONE,
+    "ignore_eos": FLAG,
+    "max_tokens": WHOLE,
+    "min_tokens": WHOLE,
+    "logprobs": WHOLE,
+    "prompt_logprobs": WHOLE,
+    "detokenize": FLAG,
+    "skip_special_tokens": FLAG,
+    "spaces_between_special_tokens": FLAG,
+    "include_stop_str_in_output": FLAG,
+    "truncate_prompt_tokens": WHOLE,
+    "logit_bias": BIASES,
+    "allowed_token_ids": IDS,
+    "bad_words": TEXTS,
+    "bad_words_token_ids": ID_LISTS,
+    "skip_reading_prefix_cache": FLAG,
+    "extra_args": MAPPING,
 }
-"""Field of `SamplingParams` -> what makes a plain value of one a caller may write, and what to call such a value.
+"""Field of `SamplingParams` -> how it is read."""
 
-Numbers of numpy, lists, and a single text where a tuple is declared, become what is declared."""
-
-_OPTIONAL = ("seed", "max_tokens", "logprobs", "prompt_logprobs", "logit_bias", "allowed_token_ids")
+_OPTIONAL = (
+    "seed", "max_tokens", "logprobs", "prompt_logprobs", "truncate_prompt_tokens", "logit_bias", "allowed_token_ids",
+    "skip_reading_prefix_cache", "extra_args",
+)  # fmt: skip
 """Fields that may be None."""
-
-_EMPTY = ("stop", "stop_token_ids", "bad_words", "bad_words_token_ids")
-"""Fields for which users of vLLM write None where nothing is meant."""
 
 
 class Request:
@@ -282,6 +256,15 @@ class Request:
     @property
     def output_token_ids(self) -> list[int]:
         return self.token_ids[self.num_prompt_tokens :].tolist()
+
+    @property
+    def may_skip_prefix(self) -> bool:
+        """Whether tokens that the prefix cache holds need not be computed. Log probabilities of the prompt need all
+        of it, once: a request that has output has reported them."""
+        sampling = self.sampling
+        if sampling.skip_reading_prefix_cache:
+            return False
+        return sampling.prompt_logprobs is None or self.num_output_tokens > 0
 
     @property
     def is_finished(self) -> bool:

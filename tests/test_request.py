@@ -34,8 +34,10 @@ def test_defaults_are_those_that_vllm_users_know() -> None:
         ("max_tokens", 0),
         ("min_tokens", -1),
         ("min_tokens", 17),
-        ("logprobs", -1),
-        ("prompt_logprobs", -1),
+        ("logprobs", -2),
+        ("prompt_logprobs", -2),
+        ("truncate_prompt_tokens", 0),
+        ("truncate_prompt_tokens", -2),
         ("stop", ("a", "")),
         ("stop", ""),
         ("bad_words", ("a", "")),
@@ -78,6 +80,10 @@ NOT_NUMBER = ("hot", None, True, b"1", [0.5], 1j, np.bool_(1))
             (field, "True or False", ("no", 1, None))
             for field in ("ignore_eos", "detokenize", "skip_special_tokens", "include_stop_str_in_output")
         ),
+        ("spaces_between_special_tokens", "True or False", ("no", 1, None)),
+        ("skip_reading_prefix_cache", "True or False", ("no", 1)),
+        ("truncate_prompt_tokens", WHOLE, NOT_WHOLE),
+        ("extra_args", "a mapping of names to values", ([1], "a", {1: 2})),
     ],
 )
 def test_a_value_of_another_kind_is_refused_by_name(field: str, kind: str, values: tuple[object, ...]) -> None:
@@ -98,8 +104,8 @@ def test_the_message_quotes_a_long_value_shortly() -> None:
         ("n", 1, 1024),
         ("seed", -(2**63), 2**64 - 1),
         ("top_k", -1, 2**31 - 1),
-        ("logprobs", 0, 2**20),
-        ("prompt_logprobs", 0, 2**20),
+        ("logprobs", -1, 2**20),
+        ("prompt_logprobs", -1, 2**20),
         ("max_tokens", 1, 2**31 - 1),
     ],
 )
@@ -176,6 +182,42 @@ def test_a_request_counts_its_output() -> None:
     assert (request.num_prompt_tokens, request.num_tokens, request.num_output_tokens) == (3, 4, 1)
     assert request.output_token_ids == [8]
     assert not request.is_finished
+
+
+def test_a_request_with_output_has_reported_its_prompt() -> None:
+    request = Request("r", [5, 6, 7], SamplingParams(prompt_logprobs=1), max_output_tokens=4)
+    assert not request.may_skip_prefix
+    request.append_token(8)
+    assert request.may_skip_prefix
+    assert Request("r", [5], SamplingParams(), max_output_tokens=4).may_skip_prefix
+    reader = Request("r", [5], SamplingParams(skip_reading_prefix_cache=True), max_output_tokens=4)
+    assert not reader.may_skip_prefix
+
+
+def test_an_unknown_field_is_refused_with_the_nearest_known_one() -> None:
+    with pytest.raises(RequestError, match=r"^SamplingParams has no field 'topp'\. Did you mean top_p"):
+        SamplingParams(topp=0.5)  # type: ignore[call-arg]
+
+
+@pytest.mark.parametrize("field", SamplingParams.REFUSED)
+def test_a_field_of_other_engines_is_refused_by_name_unless_it_asks_for_nothing(field: str) -> None:
+    with pytest.raises(RequestError, match=rf"^{field} is not supported\. .+\.$") as caught:
+        SamplingParams(**{field: 2})
+    assert caught.value.parameter == field
+    assert SamplingParams(**{field: None}) == SamplingParams()
+
+
+def test_minus_one_is_no_seed() -> None:
+    assert SamplingParams(seed=-1).seed is None
+
+
+def test_the_error_knows_the_field_and_can_call_it_otherwise() -> None:
+    for wrong in ({"top_p": 2.0}, {"top_p": "x"}):
+        with pytest.raises(RequestError) as caught:
+            SamplingParams(**wrong)  # type: ignore[arg-type]
+        assert caught.value.parameter == "top_p"
+        assert str(caught.value.naming("--top-p")).startswith("--top-p is ")
+    assert str(RequestError("a fact", remedy="Mend it.").naming("--x")) == "a fact Mend it."
 
 
 def test_finish_reasons_read_as_text() -> None:

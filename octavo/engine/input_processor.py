@@ -117,6 +117,7 @@ class InputProcessor:
         text, token_ids, cache_salt = _parts(prompt)
         if text is not None:
             token_ids = self._tokenizer.encode(text, add_special_tokens=special)
+        token_ids = self._truncated(token_ids, sampling)
         self._check_length(token_ids)
         request_id = str(next(self._numbers))
         return PromptRequest(
@@ -128,6 +129,15 @@ class InputProcessor:
             cache_salt=cache_salt,
             eos_token_ids=tuple(self._tokenizer.eos_token_ids),
         )
+
+    def _truncated(self, token_ids: list[int], sampling: SamplingParams) -> list[int]:
+        """The last tokens of a prompt, as many as `truncate_prompt_tokens` says."""
+        num_kept = sampling.truncate_prompt_tokens
+        if num_kept is None:
+            return token_ids
+        if num_kept == -1:
+            num_kept = max(1, self._max_model_len - (sampling.max_tokens or 1))
+        return token_ids[-num_kept:]
 
     def _check_length(self, token_ids: list[int]) -> None:
         if not token_ids:
@@ -151,6 +161,7 @@ class InputProcessor:
             raise RequestError(
                 "Stop strings cannot be found with detokenize=False.",
                 remedy="Leave detokenize on, or use stop_token_ids.",
+                parameter="stop",
             )
         room = self._max_model_len - num_prompt_tokens
         if sampling.min_tokens > room:
@@ -158,6 +169,7 @@ class InputProcessor:
                 f"min_tokens is {sampling.min_tokens}, but beside {num_prompt_tokens} prompt tokens the max_model_len "
                 f"of {self._max_model_len} leaves {room}.",
                 remedy=f"Lower min_tokens to at most {room}, or raise max_model_len (--max-model-len).",
+                parameter="min_tokens",
                 min_tokens=sampling.min_tokens,
                 room=room,
             )
@@ -197,7 +209,8 @@ def name_prompt(error: RequestError, index: int, num_prompts: int) -> RequestErr
     if num_prompts == 1:
         return error
     numbers = {**error.numbers, "prompt_index": index}
-    return RequestError(f"prompts[{index}] (of {num_prompts}): {error.fact}", remedy=error.remedy, **numbers)
+    fact = f"prompts[{index}] (of {num_prompts}): {error.fact}"
+    return RequestError(fact, remedy=error.remedy, parameter=error.parameter, **numbers)
 
 
 _PROMPT_FORMS = 'A prompt is a text, a list of token ids, {"prompt": text} or {"prompt_token_ids": ids}.'

@@ -46,6 +46,7 @@ class OutputProcessor:
 
     def __init__(self, decoder: Decoder) -> None:
         self._decoder = decoder
+        self._token_texts = _TokenTexts(decoder)
         self._requests: dict[str, _RequestState] = {}
         self._completions: dict[str, _Completion] = {}
         """By core request id."""
@@ -60,7 +61,7 @@ class OutputProcessor:
         sequences = request.sequences()
         state = _RequestState(request, now)
         for index, sequence in enumerate(sequences):
-            completion = _Completion(state, index, sequence.request_id, self._decoder)
+            completion = _Completion(state, index, sequence.request_id, self._decoder, self._token_texts)
             state.completions.append(completion)
             self._completions[sequence.request_id] = completion
         self._requests[request.request_id] = state
@@ -153,7 +154,9 @@ class _RequestState:
 class _Completion:
     """One sequence under way. Owns: its tokens, its text and their log probabilities."""
 
-    def __init__(self, state: _RequestState, index: int, core_id: str, decoder: Decoder) -> None:
+    def __init__(
+        self, state: _RequestState, index: int, core_id: str, decoder: Decoder, token_texts: _TokenTexts
+    ) -> None:
         sampling = state.request.sampling
         self.state = state
         self.core_id = core_id
@@ -162,13 +165,16 @@ class _Completion:
         self.num_cached_tokens = 0
         self._index = index
         self._sampling = sampling
-        self._decoder = decoder
+        self._token_texts = token_texts
         self._token_ids: list[int] = []
         self._logprobs: list[dict[int, Logprob]] | None = None if sampling.logprobs is None else []
         self._cumulative_logprob = 0.0
         self._text = StopStrings(sampling.stop, include_in_output=sampling.include_stop_str_in_output)
         self._detokenizer = IncrementalDetokenizer(
-            decoder, state.request.prompt_token_ids, skip_special_tokens=sampling.skip_special_tokens
+            decoder,
+            state.request.prompt_token_ids,
+            skip_special_tokens=sampling.skip_special_tokens,
+            spaces_between_special_tokens=sampling.spaces_between_special_tokens,
         )
 
     def add(self, output: EngineCoreOutput, now: float) -> CompletionUpdate:
@@ -238,6 +244,17 @@ class _Completion:
         for position, (token_id, logprob) in enumerate(zip(place.token_ids, place.logprobs, strict=True)):
             if token_id not in entry:
                 rank = place.rank if position == 0 else position
-                text = self._decoder.decode([token_id], skip_special_tokens=False)
-                entry[token_id] = Logprob(logprob=logprob, rank=rank, decoded_token=text)
+                entry[token_id] = Logprob(logprob=logprob, rank=rank, decoded_token=self._token_texts[token_id])
         return entry
+
+
+class _TokenTexts(dict[int, str]):
+    """The text of each token by itself. Owns: those that were asked for, at most one for each of the vocabulary."""
+
+    def __init__(self, decoder: Decoder) -> None:
+        super().__init__()
+        self._decoder = decoder
+
+    def __missing__(self, token_id: int) -> str:
+        text = self[token_id] = self._decoder.decode([token_id], skip_special_tokens=False)
+        return text

@@ -244,9 +244,7 @@ class Scheduler:
         request = entry.request
         if not self._running.may_admit(entry):
             return 0
-        # Prompt log probabilities need every prompt token computed.
-        needs_all = request.sampling.prompt_logprobs is not None
-        computed = None if needs_all else self.manager.get_computed_blocks(request)
+        computed = self.manager.get_computed_blocks(request) if request.may_skip_prefix else None
         num_hit = 0 if computed is None else computed.num_tokens
         num_missing = request.num_tokens - num_hit
         num_new = min(num_missing, self._step_limit, budget)

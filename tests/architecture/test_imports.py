@@ -13,7 +13,8 @@ from tools.imports import Import, imports, part_of, sources
 ALLOWED: dict[str, set[str]] = {
     "errors": set(),
     "config": {"errors"},
-    "request": {"config", "errors"},
+    "parameters": {"errors"},
+    "request": {"parameters", "config", "errors"},
     "kv": {"errors", "config"},
     "messages": {"kv", "request", "config"},
     "formats": {"kv", "config", "errors"},
@@ -32,7 +33,7 @@ ALLOWED: dict[str, set[str]] = {
 }  # fmt: skip
 """Part -> parts of Octavo that it may import besides itself."""
 
-HOST_HOUSE = ("errors", "config", "request", "messages", "kv", "formats", "cache", "sched")
+HOST_HOUSE = ("errors", "config", "parameters", "request", "messages", "kv", "formats", "cache", "sched")
 """Decides which block holds which token. Never imports torch, so that plans need no device library."""
 
 STDLIB = sys.stdlib_module_names
@@ -40,6 +41,7 @@ STDLIB = sys.stdlib_module_names
 THIRD_PARTY: dict[str, set[str]] = {
     "errors": set(),
     "config": {"msgspec"},
+    "parameters": {"msgspec"},
     "request": {"msgspec"},
     "messages": {"msgspec"},
     "kv": {"msgspec"},

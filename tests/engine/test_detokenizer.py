@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Sequence
 
 import pytest
 from hypothesis import given
@@ -32,6 +33,77 @@ def test_pieces_join_to_the_whole_text(prompt: str, text: str) -> None:
 @given(text=TEXTS)
 def test_a_piece_never_holds_half_a_character(text: str) -> None:
     assert not any("\ufffd" in piece for piece in _pieces(_detokenizer(), list(text.encode())))
+
+
+class ChunkTokenizer(ByteTokenizer):
+    """Token i is the i-th of some pieces of bytes, cut anywhere."""
+
+    def __init__(self, chunks: list[bytes]) -> None:
+        self.chunks = chunks
+
+    def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
+        return b"".join(self.chunks[token_id] for token_id in ids).decode(errors="replace")
+
+    def is_special(self, token_id: int) -> bool:
+        return False
+
+
+def _cut(content: bytes, cuts: list[int]) -> list[bytes]:
+    places = [0, *sorted({cut % (len(content) + 1) for cut in cuts}), len(content)]
+    return [content[start:end] for start, end in itertools.pairwise(places) if end > start]
+
+
+@given(text=TEXTS, cuts=st.lists(st.integers(0, 200), max_size=60))
+def test_every_character_comes_with_the_token_that_completes_it(text: str, cuts: list[int]) -> None:
+    chunks = _cut(text.encode(), cuts)
+    detokenizer = IncrementalDetokenizer(ChunkTokenizer(chunks), [], skip_special_tokens=True)
+    shown = ""
+    for number in range(len(chunks)):
+        shown += detokenizer.add(number)
+        assert shown == b"".join(chunks[: number + 1]).decode(errors="ignore")
+    assert shown + detokenizer.finish() == text
+
+
+def test_tokens_that_all_end_inside_a_character_show_what_is_complete_in_bounded_work() -> None:
+    text = "漢字" * 200
+    content = text.encode()
+    chunks = [content[:1], *(content[start : start + 3] for start in range(1, len(content), 3))]
+    longest = 0
+
+    class Counting(ChunkTokenizer):
+        def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
+            nonlocal longest
+            longest = max(longest, len(ids))
+            return super().decode(ids, skip_special_tokens)
+
+    pieces = _pieces(IncrementalDetokenizer(Counting(chunks), [], skip_special_tokens=True), list(range(len(chunks))))
+    assert "".join(pieces) == text
+    assert pieces[:3] == ["", "漢", "字"]
+    assert longest <= MAX_WINDOW_TOKENS + 1
+
+
+@given(text=TEXTS, half=st.sampled_from([b"\xe2", b"\xe2\x82", b"\xf0\x9f\x98"]), cuts=st.lists(st.integers(0, 200)))
+def test_half_a_character_at_the_end_is_shown_when_no_more_comes(text: str, half: bytes, cuts: list[int]) -> None:
+    chunks = _cut(text.encode() + half, cuts)
+    detokenizer = IncrementalDetokenizer(ChunkTokenizer(chunks), [], skip_special_tokens=True)
+    shown = "".join(detokenizer.add(number) for number in range(len(chunks)))
+    assert (shown, detokenizer.finish()) == (text, "\ufffd")
+
+
+def test_special_tokens_can_stand_without_a_space_between_them() -> None:
+    class Spacing(ByteTokenizer):
+        def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
+            pieces = [super(Spacing, self).decode([token_id], skip_special_tokens) for token_id in ids]
+            return " ".join(piece for piece in pieces if piece)
+
+    def text(*, spaces: bool) -> list[str]:
+        detokenizer = IncrementalDetokenizer(
+            Spacing(), [300], skip_special_tokens=False, spaces_between_special_tokens=spaces
+        )
+        return _pieces(detokenizer, [EOS, BOS, 300, EOS])
+
+    assert text(spaces=True) == [" <eos>", " <bos>", " the", " <eos>", ""]
+    assert text(spaces=False) == [" <eos>", "<bos>", " the", " <eos>", ""]
 
 
 def test_a_character_comes_with_its_last_byte() -> None:
@@ -134,7 +206,9 @@ def test_the_stop_string_itself_is_kept_when_asked_for() -> None:
 
 
 def test_text_streams_as_soon_as_no_stop_string_can_take_it_back() -> None:
-    assert _feed(["END"], ["abcdef", "gh"])[2] == ["abcd", "ef", "gh"]
+    assert _feed(["END"], ["abcdef", "gh"])[2] == ["abcdef", "gh", ""]
+    assert _feed(["END"], ["abE", "N", "N", "EN"])[2] == ["ab", "", "ENN", "", "EN"]
+    assert _feed(["aab"], ["aaa", "c"])[2] == ["a", "aac", ""]
     assert _feed([], ["abcdef", "gh"])[2] == ["abcdef", "gh", ""]
 
 
@@ -144,6 +218,22 @@ def test_text_below_min_tokens_is_no_part_of_a_stop_string() -> None:
     assert strings.add("D", may_stop=True) is None
     assert strings.add(" END") == "END"
     assert strings.text == "ENDEND "
+
+
+@given(
+    text=st.text(alphabet="ab", max_size=30),
+    stop=st.lists(st.text(alphabet="ab", min_size=1, max_size=6), max_size=3),
+)
+def test_what_is_held_back_is_the_longest_beginning_of_a_stop_string(text: str, stop: list[str]) -> None:
+    strings = StopStrings(stop, include_in_output=False)
+    released = seen = ""
+    for character in text:
+        seen += character
+        if strings.add(character) is not None:
+            break
+        released += strings.take()
+        held = [seen[place:] for place in range(len(seen)) if any(item.startswith(seen[place:]) for item in stop)]
+        assert seen == released + max(held, key=len, default="")
 
 
 @given(

@@ -153,6 +153,16 @@ def test_stop_strings_need_text() -> None:
         _inputs().process("a", SamplingParams(stop=("x",), detokenize=False))
 
 
+@pytest.mark.parametrize(
+    ("num_kept", "max_tokens", "expected"),
+    [(2, 16, b"ef"), (6, 16, b"abcdef"), (50, 16, b"abcdef"), (-1, 16, b"cdef"), (-1, None, b"abcdef"), (-1, 20, b"f")],
+)
+def test_a_prompt_is_cut_at_its_beginning(num_kept: int, max_tokens: int | None, expected: bytes) -> None:
+    sampling = SamplingParams(truncate_prompt_tokens=num_kept, max_tokens=max_tokens)
+    request = _inputs(max_model_len=20).process(list(b"abcdef"), sampling)[0]
+    assert request.prompt_token_ids == list(expected)
+
+
 def test_bad_words_become_token_ids_with_and_without_a_space() -> None:
     sampling = _inputs().process("a", SamplingParams(bad_words=("no",)))[0].sampling
     assert sampling.bad_words_token_ids == (tuple(b"no"), tuple(b" no"))

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from octavo.engine.intake import build_request
+from octavo.engine.intake import build_request, check_vocabulary
 from octavo.errors import RequestError
 from octavo.messages import EngineCoreRequest
 from octavo.request import Request, SamplingParams
@@ -64,6 +64,16 @@ def test_a_sampling_parameter_that_names_no_token(field: str, value: Any) -> Non
         build([1], **{field: value})
 
 
+def test_parameters_can_be_checked_before_there_is_a_request() -> None:
+    check_vocabulary(SamplingParams(logprobs=100, stop_token_ids=[99]), 100)
+    with pytest.raises(RequestError, match=r"^logprobs is 101, more than the vocabulary of 100 tokens\.") as caught:
+        check_vocabulary(SamplingParams(logprobs=101), 100)
+    assert caught.value.parameter == "logprobs"
+    with pytest.raises(RequestError, match=r"^Token id 100 in stop_token_ids is not in the vocabulary") as caught:
+        check_vocabulary(SamplingParams(stop_token_ids=[100]), 100)
+    assert caught.value.parameter == "stop_token_ids"
+
+
 def test_nothing_allowed() -> None:
     with pytest.raises(RequestError, match="allowed_token_ids of request 'x' is empty"):
         build([1], allowed_token_ids=())
@@ -72,5 +82,6 @@ def test_nothing_allowed() -> None:
 @pytest.mark.parametrize("field", ["logprobs", "prompt_logprobs"])
 def test_more_logprobs_than_tokens(field: str) -> None:
     build([1], **{field: 100})
+    assert getattr(build([1], **{field: -1}).sampling, field) == 100, "-1 is the whole vocabulary"
     with pytest.raises(RequestError, match=f"{field} of request 'x' is 101, more than the vocabulary of 100"):
         build([1], **{field: 101})
