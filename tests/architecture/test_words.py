@@ -11,14 +11,14 @@ from tools.imports import ROOT, sources
 
 _EVERYDAY_WORDS = """
 architecture array attention auto batch bind bound bucket cache cached call chat client codec computed config core
-counts cross data decoder demo detokenizer element encoder engine entry environment error facts fast field
-fields figures file files finish fit float fold full fused hook incremental info input invariant job kernel keyword kind
-kinds kv layer library limit linear list loaded local logprob logprobs lookup manager marks mask memory meta metadata meter metrics model new
-no norm open options output outputs override packed parallel parameters params part parts path piece placement probe
-processor question queue raw reason recorder reference report retained row rows rules run runnable runner running
-sampler sampling scheduler scratch screen segment sentence sink sliding small source special splitting stages state
-static stats status stop strided strings table team template thread tile token tokenizer tokens too type unsupported
-update vector vocabulary weight weights work worker wrapper
+counts cross data decoder demo detokenizer element encoder engine entry environment error facts fast field fields
+figures file files finish fit float fold full fused hook incremental info input invariant job kernel keyword kind
+kinds kv layer library limit linear list loaded local logprob logprobs lookup manager marks mask memory meta
+metadata meter metrics model new no norm open options output outputs override packed parallel parameters params part
+parts path piece placement probe processor question queue raw reason recorder reference report retained row rows
+rules run runnable runner running sampler sampling scheduler scratch screen segment sentence sink sliding small
+source special splitting stages state static stats status stop strided strings table team template thread tile token
+tokenizer tokens too type unsupported update vector vocabulary weight weights work worker wrapper
 """
 """Words in everyday use, or in the everyday use of the field, that need no entry in the glossary."""
 
