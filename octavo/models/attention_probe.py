@@ -20,8 +20,9 @@ import torch
 
 from octavo.errors import UnsupportedModelError
 from octavo.models.attention_interface import ATTENTION_NAME, PROBE_NAME, clear_hook, set_hook
-from octavo.models.attention_recorder import Recorder
+from octavo.models.attention_recorder import AttentionCall, Recorder
 from octavo.models.modules.replacement import watch_linears
+from octavo.models.position_cache import PositionCache, PositionInput
 from octavo.models.transformers_api import ModelOutput, PreTrainedModel
 
 NUM_PROBE_TOKENS = 20
@@ -53,7 +54,7 @@ class AttentionProbe:
         recorder = Recorder(num_tokens=NUM_PROBE_TOKENS, mask_length=self._length)
         with _watch_entry(model) as entry, watch_linears(model) as self.linear_calls:
             # No positions are given here: these are the ones that `generate` would use.
-            output = _run(model, model, recorder, self._tokens, None)
+            output = _run(model, model, recorder, self._tokens, {})
         self.logits: torch.Tensor = output.logits
         """[1, probe tokens, vocabulary]"""
         self.calls = recorder.calls
@@ -68,6 +69,8 @@ class AttentionProbe:
         """What the base model returns: a class with a field `last_hidden_state`."""
         self.hidden: torch.Tensor = entry.output[0]
         """[1, probe tokens, hidden size]"""
+        self._base = model.get_submodule(self.base_path)
+        self.position_input = PositionInput.of(self._base, (call.module for call in self.calls))
 
     def check_independence(self) -> None:
         """Run again with repeated tokens; raises `UnsupportedModelError` unless each comes out as it did alone.
@@ -80,6 +83,7 @@ class AttentionProbe:
         positions[-1] = self._length - 1
         where = self._first_difference(self._tokens[repeated], positions, (0, _REPEAT))
         if where is None:
+            self._check_far_positions()
             return
         # Which of the three differences between the forwards was it?
         counted = torch.arange(NUM_PROBE_TOKENS, device=self._tokens.device)
@@ -95,22 +99,46 @@ class AttentionProbe:
             "length, given as --max-model-len; other models of this kind cannot be computed yet.",
         )
 
+    def _check_far_positions(self) -> None:
+        """Where modules count positions: at the far end they must find those that one sequence alone would have."""
+        name = self.position_input.cache_name
+        if name is None:
+            return
+        num_before = self._length - NUM_PROBE_TOKENS
+        positions = torch.arange(num_before, self._length, device=self._tokens.device)
+        counted = {"position_ids": positions[None], name: PositionCache(num_before)}
+        for (where, one), (_, other) in zip(
+            self._vectors(self._tokens, counted),
+            self._vectors(self._tokens, self.position_input.at(positions)),
+            strict=True,
+        ):
+            if _differ(other, one):
+                raise UnsupportedModelError(
+                    f"{where} counts the positions of a batch's tokens itself, as if they were one sequence.",
+                    remedy=_REMEDY,
+                )
+
     def _first_difference(self, tokens: torch.Tensor, positions: torch.Tensor, starts: tuple[int, ...]) -> str | None:
         """Where these tokens first differ, in `_REPEAT` tokens from one of `starts` on, from the last ones alone."""
-        recorder = Recorder(num_tokens=NUM_PROBE_TOKENS, mask_length=None)
-        hidden = _run(self._model, self._model.get_submodule(self.base_path), recorder, tokens, positions)[0]
-        if [call.layer_index for call in recorder.calls] != [call.layer_index for call in self.calls]:
-            raise UnsupportedModelError("The model's layers do not all compute attention each time.", remedy=_REMEDY)
-        pairs = [
-            (f"Layer {one.layer_index}", getattr(one, part), getattr(other, part))
-            for one, other in zip(self.calls, recorder.calls, strict=True)
-            for part in ("query", "key", "value")
-        ]
-        pairs.append(("The last layer", self.hidden[None], hidden[None]))
-        for where, one, other in pairs:
+        expected = self._named(self.calls, self.hidden)
+        found = self._vectors(tokens, self.position_input.at(positions))
+        for (where, one), (_, other) in zip(expected, found, strict=True):
             if any(_differ(other[:, :, start : start + _REPEAT], one[:, :, -_REPEAT:]) for start in starts):
                 return where
         return None
+
+    def _vectors(self, tokens: torch.Tensor, given: dict[str, Any]) -> list[tuple[str, torch.Tensor]]:
+        """Where and what: the queries, keys and values of one forward, and its hidden states."""
+        recorder = Recorder(num_tokens=NUM_PROBE_TOKENS, mask_length=None)
+        hidden = _run(self._model, self._base, recorder, tokens, given)[0]
+        if [call.layer_index for call in recorder.calls] != [call.layer_index for call in self.calls]:
+            raise UnsupportedModelError("The model's layers do not all compute attention each time.", remedy=_REMEDY)
+        return self._named(recorder.calls, hidden)
+
+    @staticmethod
+    def _named(calls: list[AttentionCall], hidden: torch.Tensor) -> list[tuple[str, torch.Tensor]]:
+        parts = [(f"Layer {call.layer_index}", part) for call in calls for part in (call.query, call.key, call.value)]
+        return [*parts, ("The last layer", hidden[None])]
 
 
 class _Entry:
@@ -144,13 +172,12 @@ def _watch_entry(model: Any) -> Iterator[_Entry]:
             handle.remove()
 
 
-def _run(model: Any, part: Any, recorder: Recorder, tokens: torch.Tensor, positions: torch.Tensor | None) -> Any:
+def _run(model: Any, part: Any, recorder: Recorder, tokens: torch.Tensor, given: dict[str, Any]) -> Any:
     """What `part` of the model returns for these tokens, with `recorder` in place of attention."""
     modules = list(model.modules())
     for module in modules:
         set_hook(module, recorder)
     try:
-        given = {} if positions is None else {"position_ids": positions[None]}
         return part(input_ids=tokens[None], use_cache=False, **given)
     except UnsupportedModelError:
         raise

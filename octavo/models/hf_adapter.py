@@ -21,7 +21,7 @@ from torch import nn
 from octavo.attention.backend import AttentionBackend, AttentionLayer
 from octavo.config import LayerConfig, ModelConfig, layer_name
 from octavo.errors import UnsupportedModelError
-from octavo.kv.specs import AttentionSpec, FullAttentionSpec, LayerSpec, SlidingWindowSpec
+from octavo.kv.specs import AttentionSpec, ChunkedLocalSpec, FullAttentionSpec, LayerSpec, SlidingWindowSpec
 from octavo.models.attention_interface import BoundAttention, set_hook
 from octavo.models.attention_probe import AttentionProbe
 from octavo.models.attention_recorder import AttentionCall
@@ -60,6 +60,7 @@ class LoadedModel:
         """Bytes of the weights and constants in memory, as computed with."""
         self._base = model.get_submodule(probe.base_path)
         self._given_hidden = _GivenHidden(self._base, probe.output_type)
+        self._position_input = probe.position_input
         self._head = model
         owner_path, _, attribute = probe.base_path.rpartition(".")
         setattr(model.get_submodule(owner_path), attribute, self._given_hidden)
@@ -81,7 +82,8 @@ class LoadedModel:
         token_ids, positions: int64 [T], request after request; query_start: int32 [R + 1]; seq_lens: int32 [R], both as
         in `AttentionMetadata`, which must be set in every layer's group.
         """
-        hidden: torch.Tensor = self._base(input_ids=token_ids[None], position_ids=positions[None], use_cache=False)[0]
+        given = self._position_input.at(positions)
+        hidden: torch.Tensor = self._base(input_ids=token_ids[None], use_cache=False, **given)[0]
         return hidden[0]
 
     @torch.inference_mode()
@@ -181,7 +183,12 @@ def _attention_layer(
         "dtype": dtype,
     }
     window = layer.window if layer.kind == "sliding_window" else None
-    spec: AttentionSpec = FullAttentionSpec(**sizes) if window is None else SlidingWindowSpec(**sizes, window=window)
+    chunk = layer.chunk if layer.kind == "chunked_local" else None
+    spec: AttentionSpec = FullAttentionSpec(**sizes)
+    if window is not None:
+        spec = SlidingWindowSpec(**sizes, window=window)
+    elif chunk is not None:
+        spec = ChunkedLocalSpec(**sizes, chunk=chunk)
     return AttentionLayer(
         layer_name(call.layer_index),
         spec=spec,
@@ -189,6 +196,7 @@ def _attention_layer(
         scale=call.scale,
         backend=backend,
         window=window,
+        chunk=chunk,
         soft_cap=call.soft_cap,
         sinks=call.sinks,
         kv_sharing_target=None if call.shares_with is None else layer_name(call.shares_with),
@@ -216,10 +224,18 @@ def _check_layers(calls: list[AttentionCall], model_config: ModelConfig, max_mod
         _check_layer(call, model_config.layers[call.layer_index], max_model_len)
 
 
+def _promised_mask(layer: LayerConfig, max_model_len: int) -> MaskKind:
+    """What the config says of a layer's mask. A window or chunk that no sequence outgrows is none."""
+    if layer.kind == "sliding_window" and layer.window is not None and layer.window < max_model_len:
+        return MaskKind("window", layer.window)
+    if layer.kind == "chunked_local" and layer.chunk is not None and layer.chunk < max_model_len:
+        # Alone in its chunk, a token sees what it sees in a window of one.
+        return MaskKind("chunk", layer.chunk) if layer.chunk > 1 else MaskKind("window", 1)
+    return MaskKind("full")
+
+
 def _check_layer(call: AttentionCall, layer: LayerConfig, max_model_len: int) -> None:
-    # A window that no sequence outgrows is none.
-    has_window = layer.kind == "sliding_window" and layer.window is not None and layer.window < max_model_len
-    promised_mask = MaskKind("window", layer.window or 0) if has_window else MaskKind("full")
+    promised_mask = _promised_mask(layer, max_model_len)
     for name, promised, seen in (
         ("KV heads", layer.num_kv_heads, call.num_kv_heads),
         ("head size", layer.head_size, call.head_size),

@@ -26,7 +26,6 @@ _DTYPE_NAMES = {torch.float32: "float32", torch.bfloat16: "bfloat16", torch.floa
 _UNSUPPORTED_KINDS = {
     "mla": "multi-head latent attention (MLA)",
     "mamba": "a recurrent state (Mamba or linear attention)",
-    "chunked_local": "chunked-local attention",
 }
 
 
@@ -86,7 +85,7 @@ def _refuse_kinds(model_config: ModelConfig) -> None:
             raise UnsupportedModelError(
                 f"Layer {index} of {model_config.architecture} has {_UNSUPPORTED_KINDS[layer.kind]}, which Octavo can "
                 "plan but not yet compute.",
-                remedy="Use a model with full or sliding-window attention.",
+                remedy="Use a model with full, sliding-window or chunked-local attention.",
                 layer=index,
             )
 

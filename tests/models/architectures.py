@@ -35,7 +35,7 @@ MIXED = ["sliding_attention", "full_attention", "sliding_attention", "full_atten
 
 
 class Architecture(NamedTuple):
-    """A config without its `model_type`, and the kind (`F` full, `S` window) of each layer."""
+    """A config without its `model_type`, and the kind (`F` full, `S` window, `C` chunk) of each layer."""
 
     fields: dict[str, Any]
     kinds: str = "FFFF"
@@ -49,6 +49,7 @@ class Architecture(NamedTuple):
         kinds = {
             "F": LayerConfig(kind="full", **layer),
             "S": LayerConfig(kind="sliding_window", window=WINDOW, **layer),
+            "C": LayerConfig(kind="chunked_local", chunk=WINDOW, **layer),
         }
         return ModelConfig(
             name=model_type,
@@ -115,6 +116,18 @@ ARCHITECTURES: dict[str, Architecture] = {
         },
         "SFSF",
         shared_from=(None, None, 0, 1),
+    ),
+    "llama4_text": Architecture(
+        COMMON
+        | {
+            "head_dim": 8,
+            "attention_chunk_size": WINDOW,
+            "no_rope_layers": [1, 0, 1, 0],
+            "intermediate_size_mlp": 48,
+            "num_local_experts": 4,
+            "floor_scale": 11,
+        },
+        "CFCF",
     ),
     "phi3": Architecture(COMMON | {"sliding_window": None}),
     "phi": Architecture(COMMON),

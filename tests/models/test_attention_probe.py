@@ -13,6 +13,7 @@ from octavo.errors import UnsupportedModelError
 from octavo.models.attention_interface import PROBE_NAME
 from octavo.models.attention_probe import NUM_PROBE_TOKENS, AttentionProbe
 from octavo.models.mask_kind import MaskKind
+from octavo.models.position_cache import PositionCache
 from octavo.models.transformers_api import PreTrainedModel
 from octavo.models.zoo import find_model
 from tests.models.architectures import ARCHITECTURES, COMMON, MIXED, WINDOW
@@ -54,6 +55,25 @@ def test_sinks_are_seen() -> None:
 def test_a_window_that_only_the_mask_has_is_seen() -> None:
     fields = COMMON | {"sliding_window": WINDOW, "num_local_experts": 4}
     assert {call.mask for call in probe(build("phimoe", fields)).calls} == {MaskKind("window", WINDOW)}
+
+
+def test_chunks_are_seen() -> None:
+    kinds = [MaskKind("chunk", WINDOW), MaskKind("full")] * 2
+    assert [call.mask for call in probe(build("llama4_text", ARCHITECTURES["llama4_text"].fields)).calls] == kinds
+
+
+@pytest.mark.parametrize("floor_scale", [11, 70])
+def test_positions_that_a_module_counts_itself_must_come_out_right(
+    monkeypatch: pytest.MonkeyPatch, floor_scale: int
+) -> None:
+    """The temperature of queries is 1 up to `floor_scale`: further than the probe's few tokens reach, in one case."""
+    model = build("llama4_text", ARCHITECTURES["llama4_text"].fields | {"floor_scale": floor_scale})
+    positions = torch.tensor([80, 3, 4])
+    found = probe(model).position_input.at(positions)
+    assert (found["cache"].get_seq_length() + torch.arange(3)).tolist() == positions.tolist()
+    monkeypatch.setattr(PositionCache, "at", staticmethod(lambda positions: PositionCache(0)))
+    with pytest.raises(UnsupportedModelError, match=r"its neighbours|as if they were one sequence"):
+        probe(model)
 
 
 def test_a_window_that_the_mask_ignores_is_not_believed() -> None:

@@ -5,82 +5,53 @@ from __future__ import annotations
 import dataclasses
 import random
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from octavo import LLM, SamplingParams
 from octavo.attention.backend import AttentionLayer, AttentionMetadata
 from octavo.attention.numba_cpu import NumbaCPU
 from octavo.errors import OctavoError
-from tests.parity.reference import Greedy, count_excused, greedy
-from tests.parity.tiny import HYBRID, VOCAB_SIZE, build_model
+from tests.parity.reference import greedy
+from tests.parity.tiny import HYBRID
+from tests.parity.toy import NUM_OUTPUT_TOKENS, Toy
 
-NUM_OUTPUT_TOKENS = 12
 NUM_LONG_OUTPUT_TOKENS = 90
 LENGTHS = (1, 2, 7, 11, 12, 13, 25, 40, 64, 90, 131)
 """Below, at and past the window of 11 tokens, on and off block borders."""
+FORKS = (16, 48, 48, 80)
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 
-class Tiny:
-    """A hybrid model, prompts that share prefixes, and what transformers makes of them."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self.model = build_model(folder, HYBRID)
-        rng = random.Random(7)
-        base = [rng.randrange(3, VOCAB_SIZE) for _ in range(max(LENGTHS))]
-        fresh = [[rng.randrange(3, VOCAB_SIZE) for _ in range(length)] for length in LENGTHS]
-        forks = [base[:cut] + [rng.randrange(3, VOCAB_SIZE) for _ in range(9)] for cut in (16, 48, 48, 80)]
-        self.prompts = fresh + forks
-        self.greedy: list[Greedy] = [greedy(self.model, prompt, NUM_OUTPUT_TOKENS) for prompt in self.prompts]
-
-    def llm(self, **options: Any) -> LLM:
-        defaults: dict[str, Any] = {"dtype": "float32", "kv_memory": "4MiB"}
-        return LLM(model=str(self.folder), **(defaults | options))
-
-    def check(self, llm: LLM, order: list[int], *, references: list[Greedy] | None = None) -> None:
-        """Run the prompts of `order`; `references` replaces what is expected of each place in it."""
-        references = references or [self.greedy[index] for index in order]
-        num_tokens = len(references[0].token_ids)
-        sampling = SamplingParams(temperature=0, max_tokens=num_tokens, ignore_eos=True)
-        prompts = [{"prompt_token_ids": self.prompts[index]} for index in order]
-        outputs = llm.generate(prompts, sampling, use_tqdm=False)
-        tokens = [list(output.outputs[0].token_ids) for output in outputs]
-        assert count_excused(tokens, references) == 0
-
-
 @pytest.fixture(scope="module")
-def tiny(tmp_path_factory: pytest.TempPathFactory) -> Tiny:
-    return Tiny(tmp_path_factory.mktemp("hybrid"))
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Toy:
+    return Toy(tmp_path_factory.mktemp("hybrid"), HYBRID, lengths=LENGTHS, forks=FORKS)
 
 
-def test_outputs_are_varied(tiny: Tiny) -> None:
+def test_outputs_are_varied(tiny: Toy) -> None:
     distinct = sorted(len(set(reference.token_ids)) for reference in tiny.greedy)
     assert distinct[0] > 3
     assert distinct[len(distinct) // 2] > NUM_OUTPUT_TOKENS // 2
 
 
 @pytest.mark.parametrize("chunk", [1, 2, 3, 5, 8, 13, 16, 31, 64, 200])
-def test_chunk_sizes(tiny: Tiny, chunk: int) -> None:
+def test_chunk_sizes(tiny: Toy, chunk: int) -> None:
     with tiny.llm(max_num_batched_tokens=chunk) as llm:
         tiny.check(llm, list(range(len(tiny.prompts))))
 
 
 @pytest.mark.parametrize("block_size", [1, 2, 3, 8, 16, 32, 64, 128])
-def test_block_sizes(tiny: Tiny, block_size: int) -> None:
+def test_block_sizes(tiny: Toy, block_size: int) -> None:
     with tiny.llm(block_size=block_size) as llm:
         order = list(range(len(tiny.prompts)))
         tiny.check(llm, order)
         tiny.check(llm, order)
 
 
-def test_alone(tiny: Tiny) -> None:
+def test_alone(tiny: Toy) -> None:
     with tiny.llm(enable_prefix_caching=False) as llm:
         for index in range(len(tiny.prompts)):
             tiny.check(llm, [index])
@@ -96,7 +67,7 @@ def test_alone(tiny: Tiny) -> None:
     extra_blocks=st.integers(0, 40),
 )
 def test_any_schedule(
-    tiny: Tiny, seed: int, batch: int, num_seqs: int, block_size: int, caching: bool, extra_blocks: int
+    tiny: Toy, seed: int, batch: int, num_seqs: int, block_size: int, caching: bool, extra_blocks: int
 ) -> None:
     """Any order, budget, block size and pool, down to one that holds a single request at a time."""
     options: dict[str, Any] = {
@@ -106,21 +77,19 @@ def test_any_schedule(
         "enable_prefix_caching": caching,
         "max_model_len": 160,
     }
-    with tiny.llm(**options) as probe:
-        smallest = 1 + sum(probe.plan.figures.blocks_per_request)
+    smallest = tiny.smallest_pool(**options)
     order = random.Random(seed).choices(range(len(tiny.prompts)), k=20)
     with tiny.llm(**options, num_blocks_override=smallest + extra_blocks) as llm:
         tiny.check(llm, order)
         tiny.check(llm, order)
 
 
-def test_preemption(tiny: Tiny) -> None:
+def test_preemption(tiny: Toy) -> None:
     """Long outputs in a pool that holds little more than one request of the greatest length."""
     order = [index for index, prompt in enumerate(tiny.prompts) if 11 <= len(prompt) <= 64]
     references = [greedy(tiny.model, tiny.prompts[index], NUM_LONG_OUTPUT_TOKENS) for index in order]
     options: dict[str, Any] = {"max_model_len": 160, "block_size": 2, "max_num_batched_tokens": 16}
-    with tiny.llm(**options) as probe:
-        smallest = 1 + sum(probe.plan.figures.blocks_per_request)
+    smallest = tiny.smallest_pool(**options)
     with tiny.llm(**options, num_blocks_override=smallest) as llm:
         tiny.check(llm, order * 3, references=references * 3)
         assert llm.stats().num_preemptions > 0
@@ -150,7 +119,7 @@ def shifted_slots(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("plant", [wide_window, shifted_slots])
 def test_a_planted_bug_is_noticed(
-    tiny: Tiny, monkeypatch: pytest.MonkeyPatch, plant: Callable[[pytest.MonkeyPatch], None]
+    tiny: Toy, monkeypatch: pytest.MonkeyPatch, plant: Callable[[pytest.MonkeyPatch], None]
 ) -> None:
     order = list(range(len(tiny.prompts)))
     with tiny.llm() as llm:

@@ -30,6 +30,36 @@ HYBRID: dict[str, Any] = {
 }
 """Full and sliding-window layers in a ratio that no group width divides."""
 
+_COMMON: dict[str, Any] = {
+    "vocab_size": VOCAB_SIZE,
+    "hidden_size": 48,
+    "intermediate_size": 64,
+    "num_attention_heads": 4,
+    "max_position_embeddings": 256,
+    "tie_word_embeddings": False,
+    "eos_token_id": 1,
+    "bos_token_id": 2,
+    "pad_token_id": 0,
+}
+
+CHUNKED: dict[str, Any] = _COMMON | {
+    "model_type": "llama4_text",
+    "num_hidden_layers": 5,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "attention_chunk_size": 9,
+    "no_rope_layers": [1, 1, 0, 1, 0],
+    "intermediate_size": 32,
+    "intermediate_size_mlp": 64,
+    "num_local_experts": 4,
+    "num_experts_per_tok": 1,
+    "interleave_moe_layer_step": 2,
+    "attn_temperature_tuning": True,
+    "floor_scale": 16,
+    "attn_scale": 0.5,
+}
+"""Chunks that no block size divides; layers without rotary whose queries grow with the position."""
+
 
 def build_model(folder: Path, config: dict[str, Any], *, seed: int = 0, spread: float = 0.25) -> torch.nn.Module:
     """Save a random model of `config` in `folder` and return it; `spread` is large enough for varied greedy tokens."""

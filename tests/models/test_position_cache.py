@@ -1,0 +1,41 @@
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from octavo.models.position_cache import PositionCache, PositionInput, asks_for_length
+
+
+class Counting(nn.Module):
+    """As attention modules count that take no positions."""
+
+    def forward(self, rows: torch.Tensor, cache: PositionCache | None = None) -> torch.Tensor:
+        seen = cache.get_seq_length(3) if cache is not None else 0
+        return torch.arange(rows.shape[0]) + seen
+
+
+class Plain(nn.Module):
+    def forward(self, rows: torch.Tensor, past_key_values: object = None) -> torch.Tensor:
+        return rows
+
+
+def test_tokens_of_several_requests_find_their_positions() -> None:
+    positions = torch.tensor([5, 6, 7, 0, 900, 901])
+    assert Counting()(positions, PositionCache.at(positions)).tolist() == positions.tolist()
+    assert Counting()(positions, PositionCache(4)).tolist() == [4, 5, 6, 7, 8, 9]
+
+
+def test_keys_and_values_pass_through() -> None:
+    key, value = torch.ones(1, 2, 3, 4), torch.zeros(1, 2, 3, 4)
+    got = PositionCache(7).update(key, value, 2, kwargs={})
+    assert got[0] is key
+    assert got[1] is value
+
+
+def test_only_a_module_that_asks_gets_a_cache() -> None:
+    positions = torch.tensor([3, 4])
+    assert asks_for_length(Counting())
+    assert not asks_for_length(Plain())
+    assert list(PositionInput.of(Counting(), [Plain()]).at(positions)) == ["position_ids"]
+    assert list(PositionInput.of(Counting(), [Plain(), Counting()]).at(positions)) == ["position_ids", "cache"]
+    assert list(PositionInput.of(Plain(), [Counting()]).at(positions)) == ["position_ids", "past_key_values"]
