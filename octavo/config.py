@@ -113,8 +113,8 @@ class Environment(msgspec.Struct, frozen=True, kw_only=True):
     """`OCTAVO_NUM_THREADS`: compute threads of one rank; 0 means every core this process may use."""
 
 
-_SPINS = "2000"
-"""Turns an idle OpenMP thread waits before it sleeps: about 0.1 ms, longer than the gaps inside a step."""
+_SPINS = "20000"
+"""Turns an idle OpenMP thread waits before it sleeps: about 1 ms, longer than most gaps inside a step."""
 
 
 def prefer_short_spins() -> None:

@@ -15,14 +15,25 @@ settings.register_profile(
 settings.load_profile("quick")
 
 
+@pytest.hookimpl(tryfirst=True)  # before xdist reads the groups
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Markers part the tests into three tiers: quick (unmarked), slow and long."""
+    """Markers part the tests into three tiers, and what may run side by side into groups, the longest first."""
     for item in items:
         if item.get_closest_marker("slow") and item.get_closest_marker("long"):
             raise pytest.UsageError(f"{item.nodeid} is marked both slow and long: choose one")
+        if item.get_closest_marker("xdist_group") is None:
+            item.add_marker(pytest.mark.xdist_group(item.nodeid.partition("::")[0]))
+    items.sort(key=_rank)
+
+
+def _rank(item: pytest.Item) -> int:
+    """Real models take minutes: when they come last, one core waits for the other."""
+    return 0 if item.get_closest_marker("model") and not item.get_closest_marker("long") else 1
 
 
 _GIVEN_THREADS = os.environ.get("OCTAVO_NUM_THREADS")
+_NUM_SIDE_BY_SIDE = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
+"""Processes that share this machine's cores with this one, itself included."""
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -34,6 +45,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
     if _GIVEN_THREADS is not None:
         return
     is_toy = item.get_closest_marker("model") is None
-    os.environ["OCTAVO_NUM_THREADS"] = "1" if is_toy else "0"
+    num_threads = 1 if is_toy else max(1, len(os.sched_getaffinity(0)) // _NUM_SIDE_BY_SIDE)
+    os.environ["OCTAVO_NUM_THREADS"] = str(num_threads)
     if "torch" in sys.modules:
-        sys.modules["torch"].set_num_threads(1 if is_toy else len(os.sched_getaffinity(0)))
+        sys.modules["torch"].set_num_threads(num_threads)

@@ -4,19 +4,15 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from octavo import LLM, SamplingParams
-from octavo.config import ModelSource, read_environment
-from octavo.formats.source import locate
-from tests.parity.reference import Greedy, count_excused, greedy, load_gguf
-from tests.parity.texts import PROMPT_LENGTHS, prompts_of_lengths
+from tests.parity.recorded import MODELS, NUM_LONG_TOKENS, NUM_TOKENS, load
+from tests.parity.reference import count_excused
+from tests.parity.texts import PROMPT_LENGTHS
 
-NUM_OUTPUT_TOKENS = 16
-NUM_LONG_OUTPUT_TOKENS = 60
 NUM_VARIANT_PROMPTS = 12
 """Prompts up to 513 tokens: past the window of 512, cheap enough to run in many ways."""
 
@@ -27,16 +23,10 @@ class Reference:
     """Prompts of one real model and what transformers makes of them."""
 
     def __init__(self, name: str) -> None:
+        recording = load(name)
         self.name = name
-        with make_llm(name) as llm:
-            self.prompts = prompts_of_lengths(llm.get_tokenizer().encode)
-        path = Path(locate(ModelSource(model=name), read_environment()).path)
-        model = load_gguf(path)
-        self.greedy: list[Greedy] = [greedy(model, prompt, NUM_OUTPUT_TOKENS) for prompt in self.prompts]
-        self.short_prompts = [prompt for prompt in self.prompts if len(prompt) <= 100]
-        self.short_greedy = [greedy(model, prompt, NUM_LONG_OUTPUT_TOKENS) for prompt in self.short_prompts]
-        del model
-        gc.collect()
+        self.prompts, self.short_prompts = recording.prompts, recording.short_prompts
+        self.greedy, self.short_greedy = recording.outputs, recording.long_outputs
 
 
 def make_llm(name: str, **options: Any) -> LLM:
@@ -44,13 +34,16 @@ def make_llm(name: str, **options: Any) -> LLM:
     return LLM(model=name, **(defaults | options))
 
 
-def run(llm: LLM, prompts: list[list[int]], num_tokens: int = NUM_OUTPUT_TOKENS) -> list[list[int]]:
+def run(llm: LLM, prompts: list[list[int]], num_tokens: int = NUM_TOKENS) -> list[list[int]]:
     sampling = SamplingParams(temperature=0, max_tokens=num_tokens, ignore_eos=True)
     outputs = llm.generate([{"prompt_token_ids": ids} for ids in prompts], sampling, use_tqdm=False)
     return [list(output.outputs[0].token_ids) for output in outputs]
 
 
-@pytest.fixture(scope="module", params=["demo", "demo-smollm2"])
+@pytest.fixture(
+    scope="module",
+    params=[pytest.param(name, marks=pytest.mark.xdist_group(name)) for name in MODELS],
+)
 def reference(request: pytest.FixtureRequest) -> Iterator[Reference]:
     yield Reference(request.param)
     gc.collect()
@@ -96,7 +89,7 @@ def test_every_way_equals_transformers(reference: Reference, options: dict[str, 
 @pytest.mark.slow
 def test_prefix_hits_equal_transformers(reference: Reference) -> None:
     expected = reference.greedy[:NUM_VARIANT_PROMPTS]
-    sampling = SamplingParams(temperature=0, max_tokens=NUM_OUTPUT_TOKENS, ignore_eos=True)
+    sampling = SamplingParams(temperature=0, max_tokens=NUM_TOKENS, ignore_eos=True)
     prompts = [{"prompt_token_ids": ids} for ids in reference.prompts[:NUM_VARIANT_PROMPTS]]
     with make_llm(reference.name) as llm:
         llm.generate(prompts, sampling, use_tqdm=False)
@@ -109,7 +102,7 @@ def test_prefix_hits_equal_transformers(reference: Reference) -> None:
 def test_preempted_equals_transformers(reference: Reference) -> None:
     """Long outputs in a pool that holds few of them force preemption by recompute."""
     with make_llm(reference.name, max_model_len=400, block_size=2, kv_memory="40MiB") as llm:
-        outputs = run(llm, reference.short_prompts * 3, NUM_LONG_OUTPUT_TOKENS)
+        outputs = run(llm, reference.short_prompts * 3, NUM_LONG_TOKENS)
         num_preemptions = llm.stats().num_preemptions
     assert num_preemptions > 0
     assert count_excused(outputs, reference.short_greedy * 3) <= 1
