@@ -132,3 +132,5 @@ class StageReport(msgspec.Struct, frozen=True, kw_only=True):
     """One line for people, e.g. `18 layers, 340 MiB of weights`."""
     rank: int | None = None
     """The rank that did it; None for the engine core itself."""
+    facts: dict[str, str | int] = {}
+    """What was chosen or found, by name, for programs, e.g. `{"num_threads": 2}`."""

@@ -62,7 +62,9 @@ _SAMPLES = [
         ),
         num_prompt_tokens=5,
     ),
-    StageReport(name="load_model", seconds=0.5, result="18 layers", rank=0),
+    StageReport(
+        name="load_model", seconds=0.5, result="18 layers", rank=0, facts={"num_threads": 2, "dtype": "float32"}
+    ),
 ]
 
 

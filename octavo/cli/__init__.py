@@ -15,8 +15,8 @@ from typer.core import TyperGroup
 
 from octavo import __version__
 
-COMMANDS = {"generate": "octavo.cli.generate"}
-"""Command -> the module whose `app` it is."""
+COMMANDS = {"generate": "octavo.cli.generate", "bench": "octavo.cli.bench"}
+"""Command, or group of commands -> the module whose `app` it is."""
 
 
 class _Commands(TyperGroup):
@@ -28,7 +28,9 @@ class _Commands(TyperGroup):
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         if cmd_name not in COMMANDS:
             return None
-        return typer.main.get_command(importlib.import_module(COMMANDS[cmd_name]).app)
+        command = typer.main.get_command(importlib.import_module(COMMANDS[cmd_name]).app)
+        command.name = cmd_name  # a group does not know its own
+        return command
 
 
 app = typer.Typer(

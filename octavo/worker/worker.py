@@ -63,7 +63,14 @@ class Worker:
             torch.set_num_threads(self._num_threads)
 
         self._stage(
-            "init_device", choose, lambda _: f"{self._device}, {_name(self._dtype)}, {self._num_threads} threads"
+            "init_device",
+            choose,
+            lambda _: f"{self._device}, {_name(self._dtype)}, {self._num_threads} threads",
+            lambda _: {
+                "device": self._device.type,
+                "dtype": _name(self._dtype),
+                "num_threads": self._num_threads,
+            },
         )
 
     def load_model(self) -> None:
@@ -88,6 +95,7 @@ class Worker:
                 f"{len(model.attention_layers)} attention layers on {backend.name}, "
                 f"{format_bytes(model.weight_bytes)} of weights"
             ),
+            lambda model: {"attention_backend": backend.name, "weight_bytes": model.weight_bytes},
         )
 
     def get_kv_cache_specs(self) -> dict[str, LayerSpec]:
@@ -186,12 +194,25 @@ class Worker:
         torch.cuda.empty_cache()
         return needed
 
-    def _stage(self, name: str, action: Callable[[], T], describe: Callable[[T], str]) -> T:
+    def _stage(
+        self,
+        name: str,
+        action: Callable[[], T],
+        describe: Callable[[T], str],
+        find_facts: Callable[[T], dict[str, str | int]] = lambda _: {},
+    ) -> T:
         """The result of `action`, which is reported as stage `name` of this rank."""
         start = time.perf_counter()
         result = action()
-        seconds = time.perf_counter() - start
-        self.reports.append(StageReport(name=name, seconds=seconds, result=describe(result), rank=self.global_rank))
+        self.reports.append(
+            StageReport(
+                name=name,
+                seconds=time.perf_counter() - start,
+                result=describe(result),
+                rank=self.global_rank,
+                facts=find_facts(result),
+            )
+        )
         return result
 
     def _loaded(self) -> LoadedModel:

@@ -13,7 +13,7 @@ _EVERYDAY_WORDS = """
 architecture array attention auto batch bind bound bucket cache cached call chat client codec computed config core
 counts cross data decoder demo detokenizer element encoder engine entry environment error facts fast field fields
 figures file files finish fit float fold full fused hook incremental info input invariant job kernel keyword kind
-kinds kv layer library limit linear list loaded local logprob logprobs lookup manager marks mask memory meta
+kinds kv layer library limit linear list loaded local log logprob logprobs lookup manager marks mask memory meta
 metadata meter metrics model new no norm open options output outputs override packed parallel parameters params part
 parts path piece placement probe processor question queue raw reason recorder reference report retained row rows
 rules run runnable runner running sampler sampling scheduler scratch screen segment sentence sink sliding small

@@ -107,6 +107,10 @@ def test_a_start_up_binds_every_layer_and_reports_each_stage(make_worker: Callab
     told = {report.name: report.result for report in worker.reports}
     assert told["init_device"].startswith("cpu, float32, ")
     assert told["load_model"].startswith("3 attention layers on ")
+    facts = {name: value for report in worker.reports for name, value in report.facts.items()}
+    assert told["init_device"] == "{device}, {dtype}, {num_threads} threads".format(**facts)
+    assert f" on {facts['attention_backend']}, " in told["load_model"]
+    assert int(facts["weight_bytes"]) >= 0
     assert told["determine_available_memory"].startswith("1.00 MiB as asked, of ")
     assert told["view_kv_cache"] == f"3 layers of {config.num_blocks} blocks, no copy"
     assert told["bind_kv_cache"] == f"3 layers in {len(config.groups)} groups"

@@ -1,0 +1,87 @@
+"""What `octavo bench offline` does once its flags are read."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from octavo.cli.bench_report import document_of, in_json, in_lines
+from octavo.cli.generation import ENGINE_FLAGS
+from octavo.cli.live import Screen
+from octavo.cli.process_clock import seconds_since_start
+from octavo.cli.report import progress_line
+from octavo.cli.stage_log import StageLog
+from octavo.cli.workload import Workload, load_workload
+from octavo.engine.engine_args import engine_config_from
+from octavo.errors import RequestError
+from octavo.request import SamplingParams
+
+
+def run(flags: Mapping[str, Any]) -> None:
+    """Load the model, run the workload, and print. Raises `OctavoError` for every mistake of the user."""
+    options = {name: flags[name] for name in ENGINE_FLAGS}
+    config = engine_config_from(options)
+    workload = load_workload(Path(flags["workload"]))
+    stages = StageLog(tells=flags["verbose"])
+    stages.note("start_python", seconds_since_start(), "flags and workload read")
+    with _start(options, stages) as llm:
+        load_s = seconds_since_start()
+        _check_lengths(workload, llm.max_model_len)
+        current = llm.start_run(
+            [{"prompt_token_ids": request.prompt} for request in workload.requests],
+            [_sampling(request.max_tokens) for request in workload.requests],
+        )
+        if flags["json"]:
+            current.finish()
+        else:
+            _watch(current, llm.plan.figures.usable_blocks)
+        since_start = seconds_since_start() - time.perf_counter() + current.started
+        stages.note("hand_in", since_start - load_s, f"{len(workload.requests)} requests")
+        first = min(output.metrics.first_token_s for output in current.outputs())
+        stages.note("first_token", first, f"{since_start + first:.2f} s after the start of the process")
+        document = document_of(
+            workload,
+            current,
+            llm,
+            config,
+            stages,
+            load_s=load_s,
+            start_to_first_token_s=since_start + first,
+        )
+    sys.stdout.write(in_json(document) if flags["json"] else in_lines(document))
+
+
+def _start(options: dict[str, Any], stages: StageLog) -> Any:
+    before = seconds_since_start()
+    llm_class = importlib.import_module("octavo.engine.llm").LLM
+    stages.note("import_libraries", seconds_since_start() - before, "torch and what else models need")
+    llm = llm_class(**options, on_stage=stages)
+    stages.note("ready", seconds_since_start(), "since the start of the process")
+    return llm
+
+
+def _sampling(num_tokens: int) -> SamplingParams:
+    """Greedy, and exactly so many tokens; nobody reads a text."""
+    return SamplingParams(temperature=0.0, max_tokens=num_tokens, ignore_eos=True, detokenize=False)
+
+
+def _check_lengths(workload: Workload, max_model_len: int) -> None:
+    """Raises `RequestError` for a request that would end early: a shorter run would pass for a faster one."""
+    if workload.longest > max_model_len:
+        raise RequestError(
+            f"The longest request of workload {workload.name} has {workload.longest} tokens, prompt and output, but "
+            f"there may be {max_model_len} (max_model_len).",
+            remedy="Raise --max-model-len, or use a model with a longer context.",
+            longest=workload.longest,
+            max_model_len=max_model_len,
+        )
+
+
+def _watch(current: Any, usable_blocks: int) -> None:
+    """Run to the end, with a live line of progress."""
+    with Screen(lambda: progress_line(current, usable_blocks=usable_blocks)).running():
+        current.finish()
