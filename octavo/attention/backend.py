@@ -71,7 +71,7 @@ class AttentionGroup:
 class AttentionLayer:
     """One attention module's connection to the cache.
 
-    Owns: its numbers (heads, scale, window, soft cap, sinks) and, once bound, its cache view.
+    Owns: its numbers (heads, scale, window, soft cap, sinks, slopes) and, once bound, its cache view.
     Never: allocates; `worker/kv_memory.py` binds `kv_cache` and `group`.
     """
 
@@ -87,6 +87,7 @@ class AttentionLayer:
         chunk: int | None = None,
         soft_cap: float | None = None,
         sinks: torch.Tensor | None = None,
+        alibi_slopes: torch.Tensor | None = None,
         kv_sharing_target: str | None = None,
     ) -> None:
         self.name = name
@@ -102,6 +103,9 @@ class AttentionLayer:
         """Scores become soft_cap * tanh(score / soft_cap)."""
         self.sinks = sinks
         """float [num_heads]: a logit per head that takes part in the softmax and has no value."""
+        self.alibi_slopes = alibi_slopes
+        """float [num_heads]: a query at p adds slope * (k - p) to the score of the key at k, after the soft cap
+        (Press et al., "Train Short, Test Long", 2022)."""
         self.kv_sharing_target = kv_sharing_target
         """Name of the layer whose K and V this layer reads; it then writes nothing of its own."""
         self.kv_cache: KVCacheView | None = None

@@ -74,7 +74,7 @@ class _LayerJob:
         self.cache = pages.cache
         self.dtype = dtype
         self.value_size = cache.value.shape[3]
-        self.sinks = None if layer.sinks is None else layer.sinks.detach().float().contiguous()
+        self.sinks, self.slopes = _floats(layer.sinks), _floats(layer.alibi_slopes)
         num_kv_heads, group_size = cache.key.shape[2], layer.num_heads // cache.key.shape[2]
         row_element = row_element_of(kernels.path, element_of(dtype), pages.element)
         tile_rows = tile_rows_of(kernels.path, row_element, pages.element)
@@ -89,6 +89,7 @@ class _LayerJob:
             "window": layer.window or 0,
             "chunk": layer.chunk or 0,
             "sinks": 0 if self.sinks is None else self.sinks.data_ptr(),
+            "slopes": 0 if self.slopes is None else self.slopes.data_ptr(),
             "query_code": _CODES[dtype],
             "tile_rows": tile_rows,
             "few_rows": kernels.few_rows(row_element, pages.element),
@@ -242,6 +243,11 @@ def element_of(dtype: torch.dtype) -> Element:
             f"The attention backend numba_cpu does not compute with {dtype}.",
             remedy="Use float32, bfloat16 or float16 for the model and the KV cache.",
         ) from None
+
+
+def _floats(numbers: torch.Tensor | None) -> torch.Tensor | None:
+    """As kernels read a number per head."""
+    return None if numbers is None else numbers.detach().float().contiguous()
 
 
 def _with_plain_rows(tensor: torch.Tensor) -> torch.Tensor:

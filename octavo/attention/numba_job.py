@@ -75,6 +75,7 @@ LAYER_FIELDS = (
     "window",
     "chunk",
     "sinks",
+    "slopes",
     "query_code",
     "tile_rows",
     "num_threads",
@@ -85,7 +86,7 @@ LAYER_FIELDS = (
     "slots",
     "slots_bytes",
 )
-"""int64 fields that a layer keeps. `window`, `chunk` and `sinks` are 0 where there is none; `few_rows` and
+"""int64 fields that a layer keeps. `window`, `chunk`, `sinks` and `slopes` are 0 where there is none; `few_rows` and
 `many_rows` are kernels; `scratch_bytes` is one thread's share of `scratch`; `slots` holds partial results."""
 
 JOB = np.dtype(

@@ -31,7 +31,7 @@ from octavo.attention.numba_job import (
     reach,
 )
 from octavo.attention.numba_memory import get_float32, get_int64, put_float32
-from octavo.attention.numba_softmax import LOG2_E, LOWEST, MINUS_INFINITY, clear_state, log2_scores
+from octavo.attention.numba_softmax import LOG2_E, LOWEST, MINUS_INFINITY, clear_state, distances, log2_scores, slope_of
 from octavo.attention.numba_vectors import (
     choose,
     compiled,
@@ -103,20 +103,31 @@ def multiply_values(path: VectorPath, job: Any, scratch: Scratch, num_rows: int,
 
 
 @compiled
-def top_of(path: VectorPath, job: Any, line: int, begin: int, end: int, low: int, high: int) -> float:
-    """The largest number of a row of products, in units of log 2.
+def keeps_scores(job: Any) -> bool:
+    """Whether scores take the products' places: where they are more than products times a number."""
+    return job.soft_cap != 0.0 or job.slopes != 0  # type: ignore[no-any-return]
 
-    Products outside `low` to `high - 1` become minus infinity; where there is a cap, scores take the products' places.
+
+@compiled
+def top_of(
+    path: VectorPath, job: Any, line: int, begin: int, end: int, low: int, high: int, place: int, slope: float
+) -> float:
+    """The largest number of a row of products, in units of log 2; the row's query stands at offset `place`.
+
+    Products outside `low` to `high - 1` become minus infinity; where there is a cap or a slope, scores take the
+    products' places.
     """
     top = splat(path, LOWEST)
-    if job.soft_cap == 0.0 and low <= begin and end <= high:
+    if not keeps_scores(job) and low <= begin and end <= high:
         for token in range(begin, end, path.lanes):
             top = maximum(load(path, FLOAT32, line + 4 * token), top)
         return maximum_of(top) * scale_of(job)  # type: ignore[no-any-return]
     for token in range(begin, end, path.lanes):
         numbers = load(path, FLOAT32, line + 4 * token)
-        if job.soft_cap != 0.0:
+        if keeps_scores(job):
             numbers = log2_scores(path, job, line + 4 * token)
+        if job.slopes != 0:
+            numbers = numbers + distances(path, token, place, slope)
         if token < low or token + path.lanes > high:
             number = ramp(path, token)
             numbers = choose(number < splat(path, low), splat(path, MINUS_INFINITY), numbers)
@@ -129,7 +140,7 @@ def top_of(path: VectorPath, job: Any, line: int, begin: int, end: int, low: int
 @compiled
 def scale_of(job: Any) -> float:
     """What `top_of` leaves is multiplied with this to give scores in units of log 2."""
-    return 1.0 if job.soft_cap != 0.0 else job.scale * LOG2_E
+    return 1.0 if keeps_scores(job) else job.scale * LOG2_E
 
 
 @compiled
@@ -152,11 +163,11 @@ def find_tops(path: VectorPath, job: Any, scratch: Scratch, tile: Tile, start: i
     is_inside = end == PACKED_SEGMENT and highest >= PACKED_SEGMENT - 1 and first_position(job, last) <= start
     for row in range(tile.num_rows):
         low, high = 0, PACKED_SEGMENT
+        position = tile.base_position + (tile.row + row) // job.group_size
         if not is_inside:
-            position = tile.base_position + (tile.row + row) // job.group_size
             low, high = max(first_position(job, position) - start, begin), min(position + 1 - start, end)
-        line = scratch.scores + 4 * row * PACKED_SEGMENT
-        put_float32(scratch.tops + 4 * row, top_of(path, job, line, first, stop, low, high))
+        line, slope = scratch.scores + 4 * row * PACKED_SEGMENT, slope_of(job, tile, row)
+        put_float32(scratch.tops + 4 * row, top_of(path, job, line, first, stop, low, high, position - start, slope))
 
 
 @compiled

@@ -48,15 +48,35 @@ def log2_scores(path: VectorPath, job: Any, address: int) -> Any:
 
 
 @compiled
-def weigh_row(path: VectorPath, job: Any, line: int, begin: int, end: int, low: int, high: int) -> tuple[float, float]:
+def slope_of(job: Any, tile: Tile, row: int) -> float:
+    """What a row's scores lose per token of distance, in units of log 2; 0 where there are no slopes."""
+    if job.slopes == 0:
+        return 0.0
+    head = (tile.head + row // tile.num_rows) * job.group_size + (tile.row + row % tile.num_rows) % job.group_size
+    return get_float32(job.slopes + 4 * head) * LOG2_E  # type: ignore[no-any-return]
+
+
+@compiled
+def distances(path: VectorPath, token: int, place: int, slope: float) -> Any:
+    """What one vector of scores, from offset `token` on, gains when the row's query stands at offset `place`."""
+    return ramp(path, token - place) * splat(path, slope)
+
+
+@compiled
+def weigh_row(
+    path: VectorPath, job: Any, line: int, begin: int, end: int, low: int, high: int, place: int, slope: float
+) -> tuple[float, float]:
     """Turns the products at `begin` to `end - 1` of one row into weights; those outside `low` to `high - 1` become 0.
 
-    Returns the largest score and the sum of the weights, which are powers of 2 of the difference to it.
+    The row's query stands at offset `place`. Returns the largest score and the sum of the weights, which are powers of
+    2 of the difference to it.
     """
     first, lanes = begin // path.lanes * path.lanes, path.lanes
     top = splat(path, LOWEST)
     for token in range(first, end, lanes):
         scores = log2_scores(path, job, line + 4 * token)
+        if job.slopes != 0:
+            scores = scores + distances(path, token, place, slope)
         if token < low or token + lanes > high:
             number = ramp(path, token)
             scores = choose(number < splat(path, low), splat(path, MINUS_INFINITY), scores)
@@ -78,9 +98,11 @@ def weigh_rows(path: VectorPath, job: Any, scratch: Scratch, tile: Tile, segment
     start = segment * SEGMENT
     for row in range(tile.num_heads * tile.num_rows):
         position = tile.base_position + (tile.row + row % tile.num_rows) // job.group_size
-        low, high = (max(first_position(job, position) - start, begin), min(position + 1 - start, end))
+        place = position - start
+        low, high = (max(first_position(job, position) - start, begin), min(place + 1, end))
         line = scratch.scores + 4 * row * SEGMENT
-        largest, total = weigh_row(path, job, line, begin, end, low, high)
+        slope = slope_of(job, tile, row)
+        largest, total = weigh_row(path, job, line, begin, end, low, high, place, slope)
         put_float32(scratch.tops + 4 * row, largest)
         put_float32(scratch.sums + 4 * row, total)
 

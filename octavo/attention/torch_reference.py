@@ -66,6 +66,9 @@ def attend_one(query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, la
     scores = torch.einsum("kgd,pkd->kgp", grouped, keys) * layer.scale
     if layer.soft_cap is not None:
         scores = layer.soft_cap * torch.tanh(scores / layer.soft_cap)
+    if layer.alibi_slopes is not None:
+        distance = torch.arange(1 - keys.shape[0], 1, device=scores.device)  # The query stands at the last key.
+        scores = scores + layer.alibi_slopes.double().view(*scores.shape[:2], 1) * distance
     if layer.sinks is not None:
         scores = torch.cat([scores, layer.sinks.double().view(*scores.shape[:2], 1)], dim=2)
     weights = torch.softmax(scores, dim=2)[..., : keys.shape[0]]

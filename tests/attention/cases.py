@@ -35,6 +35,7 @@ class Case:
     chunk: int | None = None
     soft_cap: float | None = None
     has_sinks: bool = False
+    has_slopes: bool = False
     dtype: torch.dtype = torch.float32
     cache_dtype: torch.dtype = torch.float32
     num_padding: int = 0
@@ -114,6 +115,7 @@ class Step:
         self.key = key.view(num_tokens, case.num_kv_heads, case.head_size)
         self.value = None if case.is_latent else value.view(num_tokens, case.num_kv_heads, case.value_size)
         self.sinks = torch.randn(case.num_heads, generator=random) if case.has_sinks else None
+        self.slopes = torch.rand(case.num_heads, generator=random) / 4 if case.has_slopes else None
         self.metadata = self._metadata(slots)
 
     def _metadata(self, slots: Sequence[int]) -> AttentionMetadata:
@@ -148,6 +150,7 @@ class Step:
             chunk=case.chunk,
             soft_cap=case.soft_cap,
             sinks=self.sinks,
+            alibi_slopes=self.slopes,
         )
         layer.group = AttentionGroup(0, case.block_size)
         layer.group.metadata = self.metadata
@@ -212,6 +215,7 @@ def cases(draw: st.DrawFn, dtypes: Sequence[tuple[torch.dtype, torch.dtype]]) ->
         chunk=chunk,
         soft_cap=draw(st.sampled_from([None, None, 1.5, 30.0])),
         has_sinks=draw(st.booleans()),
+        has_slopes=draw(st.integers(0, 3)) == 0,
         dtype=dtype,
         cache_dtype=cache_dtype,
         num_padding=draw(st.sampled_from([0, 0, 3])),

@@ -56,6 +56,19 @@ def test_a_soft_cap_bounds_scores() -> None:
     assert out.item() == pytest.approx(math.exp(2) / (math.exp(2) + 1))
 
 
+def test_a_slope_takes_from_the_scores_of_far_keys() -> None:
+    step = Step(
+        Case(requests=((3, 1),), num_kv_heads=1, group_size=1, head_size=1, value_size=1, block_size=4, has_slopes=True)
+    )
+    step.slopes = torch.tensor([2.0])
+    block = int(step.table[0, 0])
+    step.cache.key[block, :2], step.cache.value[block, :2] = 0.0, torch.tensor([1.0, 10.0]).view(2, 1, 1)
+    step.query[0], step.key[0], step.value[0] = 1.0, 0.0, 100.0
+    out, _ = step.run(REFERENCE)
+    weights = [math.exp(-4), math.exp(-2), 1.0]
+    assert out.item() == pytest.approx(sum(w * v for w, v in zip(weights, (1, 10, 100), strict=True)) / sum(weights))
+
+
 @pytest.mark.parametrize("group_size", [1, 4])
 def test_a_whole_prompt_equals_torch(group_size: int) -> None:
     step = Step(Case(requests=((50, 50),), group_size=group_size))

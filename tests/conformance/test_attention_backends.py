@@ -95,6 +95,8 @@ def test_all_paths_and_dtypes_agree_with_the_reference(path: str, pair: tuple[to
         },
         {"requests": ((128, 1), (256, 128)), "window": 128},
         {"requests": ((257, 140),), "chunk": 100, "block_size": 10},
+        {"requests": ((2300, 1), (300, 200), (5, 5)), "has_slopes": True},
+        {"requests": ((300, 200), (40, 1)), "has_slopes": True, "soft_cap": 5.0, "has_sinks": True, "window": 150},
     ],
     ids=str,
 )
@@ -171,6 +173,15 @@ def test_a_chunk_that_is_off_by_one_is_noticed(wrong: int) -> None:
     check(backend_of(), step)
     with pytest.raises(AssertionError):
         check(backend_of(), step, chunk=20 + wrong)
+
+
+def test_slopes_of_other_heads_are_noticed() -> None:
+    step = Step(Case(requests=((60, 1), (50, 20)), has_slopes=True))
+    check(backend_of(), step)
+    assert step.slopes is not None
+    expected, _ = step.run(backend_of())
+    step.slopes = step.slopes.roll(1)
+    assert not torch.allclose(step.run(backend_of())[0], expected, atol=1e-3)
 
 
 @pytest.mark.parametrize("wrong", [-1, 1])
