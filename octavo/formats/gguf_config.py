@@ -7,13 +7,11 @@ below and changes what the model computes is refused by name.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
-
-import msgspec
 
 from octavo.errors import ModelFileError, UnsupportedModelError
 from octavo.formats.gguf import GGUFArray, GGUFFile
+from octavo.formats.gguf_architectures import ARCHITECTURES, Architecture
 
 _SHAPE_FIELDS = {
     "context_length": "max_position_embeddings",
@@ -22,116 +20,40 @@ _SHAPE_FIELDS = {
     "feed_forward_length": "intermediate_size",
     "attention.head_count": "num_attention_heads",
     "attention.head_count_kv": "num_key_value_heads",
+    "attention.key_length": "head_dim",
 }
 """Fields that every architecture names alike, and transformers' usual names for them."""
 
-_EXPERT_FIELDS = {
-    "expert_count": "num_experts",
-    "expert_used_count": "num_experts_per_tok",
-    "expert_feed_forward_length": "moe_intermediate_size",
-}
-
-_SOFT_CAPS = {
-    "attn_logit_softcapping": "attn_logit_softcapping",
-    "final_logit_softcapping": "final_logit_softcapping",
-    "attention.sliding_window": "sliding_window",
-}
-
-Setter = Callable[[GGUFFile, str, dict[str, Any]], None]
-"""(file, architecture, config) -> completes the config."""
-
-
-class Architecture(msgspec.Struct, frozen=True, kw_only=True):
-    """How one GGUF architecture reads as a transformers config."""
-
-    model_type: str
-    norm: tuple[str, str] = ("attention.layer_norm_rms_epsilon", "rms_norm_eps")
-    """The epsilon of its norms: GGUF field, config field."""
-    fields: dict[str, str] = {}
-    """Further GGUF fields (without the architecture's prefix) and the config fields they become."""
-    constants: dict[str, Any] = {}
-    """Config fields that every file of this architecture has, though transformers' default is another."""
-    setters: tuple[Setter, ...] = ()
-
-
-def _head_dim(file: GGUFFile, name: str, config: dict[str, Any]) -> None:
-    """The head size, which older files give as the number of rotated dimensions alone."""
-    for key in ("attention.key_length", "rope.dimension_count"):
-        if f"{name}.{key}" in file.metadata:
-            config["head_dim"] = file.get(f"{name}.{key}", int)
-            return
-
-
-def _partial_rotary(file: GGUFFile, name: str, config: dict[str, Any]) -> None:
-    head_dim = file.get(f"{name}.attention.key_length", int, config["hidden_size"] // config["num_attention_heads"])
-    rotated = file.get(f"{name}.rope.dimension_count", int, head_dim)
-    config["partial_rotary_factor"] = rotated / head_dim
-
-
-def _attention_bias(file: GGUFFile, name: str, config: dict[str, Any]) -> None:
-    config["attention_bias"] = "blk.0.attn_q.bias" in file.tensors
-    config["mlp_bias"] = "blk.0.ffn_up.bias" in file.tensors
-
-
-def _mixtral_if_experts(file: GGUFFile, name: str, config: dict[str, Any]) -> None:
-    """llama.cpp calls Mixtral `llama`, too."""
-    if file.get(f"{name}.expert_count", int, 0) == 0:
-        return
-    config["model_type"] = "mixtral"
-    config["num_local_experts"] = file.get(f"{name}.expert_count", int)
-    config["num_experts_per_tok"] = file.get(f"{name}.expert_used_count", int)
-    config["sliding_window"] = None
-
-
-def _no_extended_rotary(file: GGUFFile, name: str, config: dict[str, Any]) -> None:
-    for tensor in ("rope_factors_long.weight", "rope_factors_short.weight"):
-        if tensor in file.tensors:
-            raise UnsupportedModelError(
-                f"{file.path} brings rotary factors for short and long sequences ({tensor}).",
-                remedy="Use the safetensors version of the model.",
-            )
-
-
-def _window_or_none(file: GGUFFile, name: str, config: dict[str, Any]) -> None:
-    """0 stands for no window."""
-    config["sliding_window"] = file.get(f"{name}.attention.sliding_window", int, 0) or None
-
-
-def _stablelm(file: GGUFFile, name: str, config: dict[str, Any]) -> None:
-    config["use_qkv_bias"] = "blk.0.attn_q.bias" in file.tensors
-    config["use_parallel_residual"] = "blk.0.ffn_norm.weight" not in file.tensors
-    config["qk_layernorm"] = "blk.0.attn_q_norm.weight" in file.tensors
-
-
-ARCHITECTURES: dict[str, Architecture] = {
-    "llama": Architecture(model_type="llama", setters=(_head_dim, _attention_bias, _mixtral_if_experts)),
-    "gemma": Architecture(model_type="gemma", setters=(_head_dim,)),
-    "gemma2": Architecture(model_type="gemma2", fields=_SOFT_CAPS, setters=(_head_dim,)),
-    # The file does not say which layers are sliding: five of six are, as in the class's own pattern.
-    "gemma3": Architecture(model_type="gemma3_text", fields=_SOFT_CAPS, setters=(_head_dim,)),
-    "qwen2": Architecture(model_type="qwen2"),
-    "qwen2moe": Architecture(
-        model_type="qwen2_moe",
-        fields=_EXPERT_FIELDS | {"expert_shared_feed_forward_length": "shared_expert_intermediate_size"},
+_NEUTRAL: dict[str, tuple[Any, ...]] = {
+    **dict.fromkeys(
+        (
+            "attention.clamp_kqv", "attention.max_alibi_bias", "attention.scale", "attention.sliding_window",
+            "attention.sliding_window_pattern", "attention.temperature_length", "attention.temperature_scale",
+            "attention.q_lora_rank", "attention.kv_lora_rank", "attention.key_length_swa", "attention.value_length_swa",
+            "attention.key_length_mla", "attention.value_length_mla", "attention.shared_kv_layers",
+            "attention.relative_buckets_count", "attn_logit_softcapping", "final_logit_softcapping",
+            "router_logit_softcapping", "expert_count", "expert_shared_count", "expert_group_scale",
+            "leading_dense_block_count", "nextn_predict_layers", "swiglu_clamp_exp", "swiglu_clamp_shexp",
+            "embedding_length_per_layer_input", "interleave_moe_layer_step", "full_attention_interval",
+            "altup.num_inputs", "activation_sparsity_scale", "rope.freq_base_swa", "rope.dimension_count_swa",
+            "rope.dimension_sections", "rope.scaling.alpha", "rope.scaling.yarn_log_multiplier", "ssm.state_size",
+            "shortconv.l_cache",
+        ),
+        (0,),
     ),
-    "qwen3": Architecture(model_type="qwen3", setters=(_head_dim,)),
-    "qwen3moe": Architecture(
-        model_type="qwen3_moe", fields=_EXPERT_FIELDS, constants={"norm_topk_prob": True}, setters=(_head_dim,)
+    **dict.fromkeys(
+        (
+            "attention.output_scale", "logit_scale", "embedding_scale", "residual_scale", "expert_weights_scale",
+            "expert_group_count", "expert_group_used_count", "moe_every_n_layers", "rope.scaling.attn_factor",
+            "rope.scaling.yarn_attn_factor",
+        ),
+        (0, 1),
     ),
-    "phi3": Architecture(model_type="phi3", setters=(_partial_rotary, _window_or_none, _no_extended_rotary)),
-    "starcoder2": Architecture(
-        model_type="starcoder2",
-        norm=("attention.layer_norm_epsilon", "norm_epsilon"),
-    ),
-    "stablelm": Architecture(
-        model_type="stablelm",
-        norm=("attention.layer_norm_epsilon", "layer_norm_eps"),
-        setters=(_partial_rotary, _stablelm),
-    ),
-    "olmo2": Architecture(model_type="olmo2"),
-}
-"""`general.architecture` -> transformers. Others are refused: what converters did to their tensors (permuted rows,
-shifted norms) is undone for these alone, in `octavo.models.gguf_weights`."""
+    "attention.causal": (True,),
+    "expert_gating_func": (0, 1),
+    "rope.scaling.yarn_ext_factor": (-1, 1),
+}  # fmt: skip
+"""Fields that change what a model computes, and their values that change nothing."""
 
 
 def hf_config_of_gguf(file: GGUFFile) -> dict[str, Any]:
@@ -147,12 +69,14 @@ def hf_config_of_gguf(file: GGUFFile) -> dict[str, Any]:
             f"{file.path} has the GGUF architecture {name!r}, which cannot be mapped to a transformers model.",
             remedy="Use the safetensors version of the model. Known architectures: " + ", ".join(ARCHITECTURES) + ".",
         )
+    _refuse_unread_fields(file, name, architecture)
     config: dict[str, Any] = {"model_type": architecture.model_type, **architecture.constants}
     for key, field in (_SHAPE_FIELDS | architecture.fields).items():
         value = _plain(file.metadata.get(f"{name}.{key}"))
         if value is not None:
             config[field] = value
-    for field in ("num_hidden_layers", "hidden_size", "num_attention_heads"):
+    heads = ("num_attention_heads",) if architecture.has_attention else ()
+    for field in ("num_hidden_layers", "hidden_size", *heads):
         if not isinstance(config.get(field), int) or config[field] <= 0:
             raise ModelFileError(
                 f"{file.path}: the metadata of the architecture {name!r} does not say {field}.",
@@ -166,10 +90,44 @@ def hf_config_of_gguf(file: GGUFFile) -> dict[str, Any]:
     _set_rotary(file, name, config)
     for setter in architecture.setters:
         setter(file, name, config)
+    if architecture.has_attention:
+        _check_heads(file, name, config)
+    for usual, own in architecture.names.items():
+        value = config.pop(usual, None)
+        if own is not None and value is not None:
+            config[own] = value
     for key, field in (("bos", "bos_token_id"), ("eos", "eos_token_id"), ("padding", "pad_token_id")):
         token_id = file.metadata.get(f"tokenizer.ggml.{key}_token_id")
         config[field] = token_id if isinstance(token_id, int) and token_id < config["vocab_size"] else None
     return config
+
+
+def _refuse_unread_fields(file: GGUFFile, name: str, architecture: Architecture) -> None:
+    """Refuse by name what the file states about the computation and nothing here reads."""
+    read = {*_SHAPE_FIELDS, *architecture.fields, *architecture.reads}
+    for key, value in file.metadata.items():
+        field = key.removeprefix(f"{name}.")
+        if field == key or field in read or field not in _NEUTRAL:
+            continue
+        plain = _plain(value)
+        if plain not in _NEUTRAL[field]:
+            raise UnsupportedModelError(
+                f"{file.path} has {key} = {str(plain)[:80]}, which is not known for models of this architecture.",
+                remedy="Use the safetensors version of the model.",
+            )
+
+
+def _check_heads(file: GGUFFile, name: str, config: dict[str, Any]) -> None:
+    """Refuse heads whose parts are not what the config will say."""
+    head_dim = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
+    value_length = file.get(f"{name}.attention.value_length", int, head_dim)
+    rotated = file.get(f"{name}.rope.dimension_count", int, head_dim)
+    if value_length != head_dim or (rotated not in (0, head_dim) and "partial_rotary_factor" not in config):
+        raise UnsupportedModelError(
+            f"{file.path} has heads of {head_dim} elements, {rotated} of them rotated, with values of {value_length}; "
+            f"models of the architecture {name!r} are known with whole heads only.",
+            remedy="Use the safetensors version of the model.",
+        )
 
 
 def _plain(value: Any) -> Any:

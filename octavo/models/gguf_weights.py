@@ -1,19 +1,14 @@
 """A GGUF file's tensors under transformers' names, in transformers' layout, in the dtype of computation.
 
-llama.cpp's converters rename every tensor and change some:
-
-- the rows of Q and K are permuted where llama.cpp rotates neighbouring pairs instead of halves (Llama and its kin);
-- norms that multiply by `1 + weight` are stored as `1 + weight` (Gemma, Nemotron);
-- the gate and up matrices of all experts, one tensor each, are one parameter in transformers.
-
-Both ways are undone here. Names come from the `gguf` package's own map.
+llama.cpp's converters rename every tensor, which is undone here with the `gguf` package's own map of names, and change
+some, which is undone by `octavo.models.gguf_conversions`.
 """
 
 from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -25,16 +20,15 @@ from octavo.errors import ModelFileError, UnsupportedModelError
 from octavo.formats.dequantize import dequantize
 from octavo.formats.gguf import GGUFFile
 from octavo.formats.open_files import open_gguf
-
-FixUp = Callable[[str, torch.Tensor, Any], torch.Tensor]
-"""(GGUF name, tensor, transformers config) -> tensor as transformers has it."""
+from octavo.models.gguf_conversions import CONVERSIONS, Conversion
 
 _DTYPE_NAMES = {torch.float32: "float32", torch.bfloat16: "bfloat16", torch.float16: "float16"}
 
 _ROTARY_FACTORS = "rope_freqs.weight"
 
-_EXPERT_TENSOR = re.compile(r"blk\.(\d+)\.ffn_(gate|up|down)_exps\.weight")
-_EXPERT_PARAMETER = re.compile(r".*\.(\d+)\..*experts\.(gate_up_proj|down_proj)")
+_EXPERT_TENSOR = re.compile(r"blk\.\d+\.ffn_(gate|up|down)_exps\.(weight|bias)")
+_EXPERT_PARAMETER = re.compile(r".*\.(\d+)\..*experts\.(gate_up|down)_proj(_bias)?")
+_CORRECTION_PARAMETER = re.compile(r".*\.(\d+)\..*e_score_correction_bias")
 
 
 class GGUFWeights(NamedTuple):
@@ -62,15 +56,16 @@ def read_gguf_weights(
         file = open_gguf(path)
         architecture = file.get("general.architecture", str, "")
         names = names or _parameter_of_tensor(architecture, config.num_hidden_layers, shapes)
-        fix_up = FIX_UPS.get(architecture, _unchanged)
+        conversion = CONVERSIONS.get(architecture, Conversion())
         for name, info in file.tensors.items():
             try:
                 if name == _ROTARY_FACTORS:
                     rotary_factors = _read(file, name, torch.float32)
                     continue
-                tensor = fix_up(name, _read(file, name, dtype), config).to(dtype)
-                _place(parameters, name, names.get(name, name), tensor, shapes)
-            except (RuntimeError, ZeroDivisionError):
+                exact = torch.float32 if name.endswith(conversion.exact) else dtype
+                tensor = conversion.undo(name, _read(file, name, exact), config).to(dtype)
+                _place(parameters, name, names.get(name, name), tensor, shapes, conversion)
+            except (RuntimeError, ZeroDivisionError, IndexError):
                 raise ModelFileError(
                     f"{path}: the tensor {name!r} of shape {list(info.shape)} does not fit the model's config.",
                     remedy="Convert the model again.",
@@ -96,18 +91,19 @@ def _place(
     parameter: str,
     tensor: torch.Tensor,
     shapes: Mapping[str, torch.Size],
+    conversion: Conversion,
 ) -> None:
     """Put `tensor` into its parameter, or into its half of one."""
     shape = shapes.get(parameter)
     expert = _EXPERT_TENSOR.fullmatch(name)
-    if shape is None or expert is None or expert[2] == "down":
+    if shape is None or expert is None or expert[1] == "down":
         has_shape = shape is not None and tensor.numel() == shape.numel() and tensor.squeeze().shape == _squeezed(shape)
         parameters[parameter] = tensor.view(shape) if shape is not None and has_shape else tensor
         return
     if parameter not in parameters:
         parameters[parameter] = torch.empty(shape, dtype=tensor.dtype)
-    gate, up = parameters[parameter].chunk(2, dim=1)
-    (gate if expert[2] == "gate" else up).copy_(tensor)
+    gate, up = conversion.halves(parameters[parameter])
+    (gate if expert[1] == "gate" else up).copy_(tensor)
 
 
 def _squeezed(shape: torch.Size) -> torch.Size:
@@ -126,39 +122,20 @@ def _parameter_of_tensor(architecture: str, num_layers: int, parameters: Iterabl
     names: dict[str, str] = {}
     for parameter in parameters:
         if expert := _EXPERT_PARAMETER.fullmatch(parameter):
-            kinds = ("down",) if expert[2] == "down_proj" else ("gate", "up")
-            names |= {f"blk.{expert[1]}.ffn_{kind}_exps.weight": parameter for kind in kinds}
-        elif found := name_map.get_name(parameter, try_suffixes=(".weight", ".bias")):
+            kinds = ("down",) if expert[2] == "down" else ("gate", "up")
+            suffix = "bias" if expert[3] else "weight"
+            names |= {f"blk.{expert[1]}.ffn_{kind}_exps.{suffix}": parameter for kind in kinds}
+        elif correction := _CORRECTION_PARAMETER.fullmatch(parameter):
+            names[f"blk.{correction[1]}.exp_probs_b.bias"] = parameter
+        elif found := _tensor_name(name_map, parameter):
             names[found] = parameter
     return names
 
 
-def _unpermute_rotary(name: str, tensor: torch.Tensor, config: Any) -> torch.Tensor:
-    if ".attn_q." in name:
-        num_heads = config.num_attention_heads
-    elif ".attn_k." in name:
-        num_heads = config.num_key_value_heads
-    else:
-        return tensor
-    pairs = tensor.view(num_heads, tensor.shape[0] // num_heads // 2, 2, *tensor.shape[1:])
-    return pairs.transpose(1, 2).reshape(tensor.shape)
-
-
-def _norm_minus_one(name: str, tensor: torch.Tensor, config: Any) -> torch.Tensor:
-    return tensor - 1 if name.endswith("norm.weight") else tensor
-
-
-def _unchanged(name: str, tensor: torch.Tensor, config: Any) -> torch.Tensor:
-    return tensor
-
-
-FIX_UPS: dict[str, FixUp] = {
-    "llama": _unpermute_rotary,
-    "granite": _unpermute_rotary,
-    "smollm3": _unpermute_rotary,
-    "gemma": _norm_minus_one,
-    "gemma2": _norm_minus_one,
-    "gemma3": _norm_minus_one,
-    "nemotron": _norm_minus_one,
-}
-"""By GGUF architecture; one that is absent stores what transformers has."""
+def _tensor_name(name_map: TensorNameMap, parameter: str) -> str | None:
+    """The map's name for a parameter, known to it with or without the name of the base model in front."""
+    for known in (parameter, parameter.partition(".")[2]):
+        if found := name_map.get_name(known, try_suffixes=(".weight", ".bias")):
+            # Two names that end in no suffix in transformers do in the file.
+            return f"{found}.weight" if found.endswith(".attn_sinks") else str(found)
+    return None

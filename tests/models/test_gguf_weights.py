@@ -15,7 +15,7 @@ from octavo.config import ModelSource, read_environment
 from octavo.errors import ModelFileError
 from octavo.formats.model_config import load_model_config, read_hf_config
 from octavo.formats.source import ModelFiles, locate
-from octavo.models.gguf_weights import FIX_UPS, read_gguf_weights
+from octavo.models.gguf_weights import read_gguf_weights
 from octavo.models.hf_adapter import LoadedModel
 from octavo.models.loader import load_model
 from octavo.models.zoo import find_model
@@ -145,29 +145,6 @@ def test_logits_are_those_of_transformers(architecture: str, tmp_path: Path) -> 
     with torch.no_grad():
         expected = theirs(torch.tensor([prompt]), use_cache=False).logits[0]
     torch.testing.assert_close(logits, expected, rtol=1e-4, atol=1e-4)
-
-
-def test_rows_are_unpermuted_as_converters_permute_them() -> None:
-    class Config:
-        num_attention_heads = HEADS
-        num_key_value_heads = KV_HEADS
-
-    def permute(weight: torch.Tensor, num_heads: int) -> torch.Tensor:
-        """The converter's formula: row 2i + j of a head is the original's row j * half + i."""
-        rows = [
-            head * HEAD + half * (HEAD // 2) + i
-            for head in range(num_heads)
-            for i in range(HEAD // 2)
-            for half in range(2)
-        ]
-        return weight[rows]
-
-    for architecture in ("llama", "granite", "smollm3"):
-        for name, num_heads in (("blk.0.attn_q.weight", HEADS), ("blk.0.attn_k.bias", KV_HEADS)):
-            weight = torch.arange(num_heads * HEAD * 3.0).view(num_heads * HEAD, 3)
-            assert torch.equal(FIX_UPS[architecture](name, permute(weight, num_heads), Config()), weight)
-        value = torch.randn(KV_HEADS * HEAD, 3)
-        assert FIX_UPS[architecture]("blk.0.attn_v.weight", value, Config()) is value
 
 
 def test_vectors_are_fixed_up_before_they_are_rounded(tmp_path: Path) -> None:
