@@ -12,7 +12,7 @@ from typing import Any
 
 from octavo.config import DTYPE_BYTES, LayerConfig, ModelConfig
 from octavo.errors import ModelFileError, UnsupportedModelError
-from octavo.formats.config_fields import ConfigFields, TypeFacts, config_table
+from octavo.formats.config_fields import OPTIONAL_FIELDS, ConfigFields, TypeFacts, config_table
 from octavo.formats.layer_types import CHUNKED, CONV, FULL, LINEAR, SLIDING, layer_types, sliding_window
 from octavo.formats.state_shapes import State, conv_state, linear_state
 
@@ -84,7 +84,7 @@ def _text_fields(config: Mapping[str, Any]) -> tuple[ConfigFields, str]:
         raise ModelFileError(
             "The config has no model_type.", remedy="Give the folder of a model that transformers saved."
         )
-    facts = config_table().get(model_type)
+    facts = config_table().get(model_type) or _facts_of_own_code(config)
     if facts is None:
         raise UnsupportedModelError(
             f"The config has model_type = {model_type!r}, which the supported transformers does not know as a causal "
@@ -110,6 +110,16 @@ def _text_fields(config: Mapping[str, Any]) -> tuple[ConfigFields, str]:
             field="model_type",
         )
     return ConfigFields(part, text_type, text_facts), architecture or text_facts.architecture or ""
+
+
+def _facts_of_own_code(config: Mapping[str, Any]) -> TypeFacts | None:
+    """For a model type that transformers does not know, of a model with Python code of its own: fields by their usual
+    names, and no defaults. Whether the model does what they say is examined when its code is run, with consent."""
+    own_classes = config.get("auto_map")
+    reference = own_classes.get("AutoModelForCausalLM") if isinstance(own_classes, Mapping) else None
+    if not isinstance(reference, str):
+        return None
+    return TypeFacts(architecture=reference.rpartition(".")[2], reads=OPTIONAL_FIELDS)
 
 
 def _architecture(config: Mapping[str, Any], facts: TypeFacts) -> str:

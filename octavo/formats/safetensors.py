@@ -61,7 +61,9 @@ def read_safetensors_header(path: Path) -> dict[str, SafetensorsInfo]:
         ) from None
     header = _decode(text, path)
     header.pop("__metadata__", None)
-    return {name: _tensor_info(path, name, entry, 8 + length, file_size) for name, entry in header.items()}
+    tensors = {name: _tensor_info(path, name, entry, 8 + length, file_size) for name, entry in header.items()}
+    _check_cover(path, tensors, 8 + length, file_size)
+    return tensors
 
 
 def read_safetensors_index(path: Path) -> dict[str, str]:
@@ -118,6 +120,27 @@ def _tensor_info(path: Path, name: str, entry: Any, data_start: int, file_size: 
             remedy=_REMEDY,
         )
     return SafetensorsInfo(dtype, tuple(shape), data_start + start, stop - start)
+
+
+def _check_cover(path: Path, tensors: dict[str, SafetensorsInfo], data_start: int, file_size: int) -> None:
+    """The format's rule: tensors lie end to end, so that no byte belongs to two of them or to none.
+
+    A name that the header gives twice shows here, too: only one of its entries was kept.
+    """
+    position, before = data_start, "the header"
+    for name, info in sorted(tensors.items(), key=lambda item: (item[1].offset, item[1].num_bytes)):
+        if info.offset != position:
+            what = "overlaps" if info.offset < position else "leaves a gap behind"
+            raise ModelFileError(
+                f"{path}: tensor {name!r} begins at byte {info.offset} and {what} {before}, which ends at byte "
+                f"{position}.",
+                remedy=_REMEDY,
+            )
+        position, before = info.offset + info.num_bytes, f"tensor {name!r}"
+    if position != file_size:
+        raise ModelFileError(
+            f"{path}: {file_size - position} bytes behind {before} belong to no tensor.", remedy=_REMEDY
+        )
 
 
 def _whole_numbers(value: Any) -> TypeGuard[list[int]]:

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
 
 from octavo.attention.backend import AttentionBackend
 from octavo.config import ModelConfig, ModelSource
@@ -18,6 +16,8 @@ from octavo.formats.source import ModelFiles
 from octavo.models.attention_interface import ATTENTION_NAME
 from octavo.models.gguf_weights import read_gguf_weights
 from octavo.models.hf_adapter import LoadedModel, adapt_model
+from octavo.models.quantization import check_quantization, quantization_of
+from octavo.models.safetensors_weights import read_safetensors_weights
 from octavo.models.transformers_api import narrow_loading, without_values
 from octavo.models.zoo import find_model
 
@@ -49,8 +49,16 @@ def load_model(
     (naming the property) when the model cannot be computed exactly.
     """
     _refuse_kinds(model_config)
-    config, model_class = find_model(read_hf_config(files))
-    model = _load_weights(source, files, model_class, config, dtype).to(device).eval()
+    hf_config = read_hf_config(files)
+    config, model_class = find_model(hf_config, code_folder=files.path if source.trust_remote_code else None)
+    quantization = quantization_of(hf_config)
+    if source.load_format != "dummy":
+        check_quantization(quantization, files.path)
+    model = (
+        _load_weights(source, files, model_class, config, dtype, is_quantized=quantization is not None)
+        .to(device)
+        .eval()
+    )
     limit = source.max_model_len
     return adapt_model(
         model,
@@ -62,7 +70,9 @@ def load_model(
     )
 
 
-def _load_weights(source: ModelSource, files: ModelFiles, model_class: Any, config: Any, dtype: torch.dtype) -> Any:
+def _load_weights(
+    source: ModelSource, files: ModelFiles, model_class: Any, config: Any, dtype: torch.dtype, *, is_quantized: bool
+) -> Any:
     """The transformers model. Nothing but the model holds its weights afterwards, so that each can be let go of."""
     if source.load_format == "dummy":
         return _random_model(model_class, config, dtype, source.seed)
@@ -72,7 +82,9 @@ def _load_weights(source: ModelSource, files: ModelFiles, model_class: Any, conf
             remedy="Add the model's .safetensors files, or ask for random weights with --load-format dummy.",
         )
     if files.kind == "folder":
-        return _build(model_class, config, dtype, _read_safetensors(files.weight_paths), files)
+        return _build(
+            model_class, config, dtype, read_safetensors_weights(files.weight_paths, is_quantized=is_quantized), files
+        )
     gguf = read_gguf_weights(files.weight_paths, _parameter_shapes(model_class, config), config, dtype)
     model = _build(model_class, config, dtype, gguf.parameters, files)
     _divide_rotary(model, gguf.rotary_factors)
@@ -147,19 +159,6 @@ def _parameter_shapes(model_class: Any, config: Any) -> dict[str, torch.Size]:
     with _refusing(model_class), without_values():
         model = model_class(config)
     return {name: parameter.shape for name, parameter in model.state_dict().items()}
-
-
-def _read_safetensors(paths: Iterable[Path]) -> dict[str, torch.Tensor]:
-    """Every tensor of the files as a view of the mapped file."""
-    weights: dict[str, torch.Tensor] = {}
-    for path in paths:
-        try:
-            with safe_open(path, framework="pt") as file:
-                for name in file.keys():  # noqa: SIM118 (not a mapping)
-                    weights[name] = file.get_tensor(name)
-        except (SafetensorError, OSError) as error:
-            raise ModelFileError(f"{path} cannot be read: {error}.", remedy="Download the file again.") from None
-    return weights
 
 
 def _divide_rotary(model: Any, factors: torch.Tensor | None) -> None:

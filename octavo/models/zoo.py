@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import importlib
+import logging
+from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from octavo.errors import ModelFileError, UnsupportedModelError
@@ -13,14 +16,30 @@ from octavo.models.transformers_api import (
     model_type_to_module_name,
 )
 
+logger = logging.getLogger(__name__)
 
-def find_model(hf_config: dict[str, Any]) -> tuple[Any, Any]:
+
+def find_model(hf_config: dict[str, Any], *, code_folder: Path | None = None) -> tuple[Any, Any]:
     """(config object, causal-LM class) of transformers for a config dict; the text part of a composite model.
+
+    `code_folder` holds the model's own code, and giving it is the consent to run that code: classes that the config's
+    `auto_map` names are then taken from there. Without it such a model runs on transformers' own classes, where
+    transformers knows its type, and is refused otherwise.
 
     Raises `UnsupportedModelError` when transformers has no such model type or no causal language model for it,
     `ModelFileError` when the model type's config class refuses the fields.
     """
     model_type = hf_config.get("model_type")
+    own_classes = hf_config.get("auto_map")
+    if isinstance(own_classes, Mapping) and "AutoModelForCausalLM" in own_classes:
+        if code_folder is not None:
+            return _find_own_model(own_classes, code_folder)
+        if model_type not in CONFIG_MAPPING_NAMES:
+            raise UnsupportedModelError(
+                f"The model brings its own Python code (auto_map names {own_classes['AutoModelForCausalLM']}), and "
+                "others' code runs only when asked for.",
+                remedy="Read that code, then give --trust-remote-code if you trust it.",
+            )
     if model_type not in CONFIG_MAPPING_NAMES:
         raise UnsupportedModelError(
             f"The config's model_type is {model_type!r}, which the installed transformers does not know.",
@@ -34,7 +53,10 @@ def find_model(hf_config: dict[str, Any]) -> tuple[Any, Any]:
             f"transformers cannot use this config of type {model_type!r}: {error}",
             remedy="Correct the config's fields, or download it again.",
         ) from None
+    quantization = getattr(config, "quantization_config", None)
     config = config.get_text_config()
+    if quantization is not None:
+        config.quantization_config = quantization
     class_name = MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.get(config.model_type)
     if class_name is None:
         raise UnsupportedModelError(
@@ -47,3 +69,17 @@ def find_model(hf_config: dict[str, Any]) -> tuple[Any, Any]:
     package = importlib.import_module(f"transformers.models.{model_type_to_module_name(config.model_type)}")
     model_class = getattr(package, class_name, None) or getattr(importlib.import_module("transformers"), class_name)
     return config, model_class
+
+
+def _find_own_model(own_classes: Mapping[str, Any], folder: Path) -> tuple[Any, Any]:
+    logger.warning("running Python code that the model in %s brings along (--trust-remote-code)", folder)
+    try:
+        dynamic = importlib.import_module("transformers.dynamic_module_utils")
+        config_class = dynamic.get_class_from_dynamic_module(own_classes["AutoConfig"], str(folder))
+        model_class = dynamic.get_class_from_dynamic_module(own_classes["AutoModelForCausalLM"], str(folder))
+        return config_class.from_pretrained(str(folder)), model_class
+    except Exception as error:  # whatever the model's code raises
+        raise UnsupportedModelError(
+            f"The Python code that the model in {folder} brings along cannot be used: {type(error).__name__}: {error}.",
+            remedy="Use another model, or one that transformers has classes for.",
+        ) from error

@@ -291,3 +291,16 @@ def test_every_causal_model_type_agrees_with_its_config_class() -> None:
             assert octavo_says(read(saved)) == truth, (model_type, values, "as saved")
             agreed[model_type] = agreed.get(model_type, 0) + 1
     assert len(agreed) >= 110, f"only {len(agreed)} types were compared"
+
+
+def test_a_model_with_code_of_its_own_is_planned_from_the_usual_fields() -> None:
+    fields = {
+        "model_type": "own", "hidden_size": 64, "num_hidden_layers": 3, "num_attention_heads": 4, "vocab_size": 10,
+        "num_key_value_heads": 2, "max_position_embeddings": 100,
+    }  # fmt: skip
+    own = {"auto_map": {"AutoModelForCausalLM": "modeling_own.OwnForCausalLM"}}
+    config = model_config_from_hf(fields | own, name="own")
+    assert (config.architecture, config.max_position) == ("OwnForCausalLM", 100)
+    assert {(layer.kind, layer.num_kv_heads, layer.head_size) for layer in config.layers} == {("full", 2, 16)}
+    with pytest.raises(UnsupportedModelError, match="model_type = 'own'"):
+        model_config_from_hf(fields, name="own")

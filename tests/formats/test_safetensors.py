@@ -26,6 +26,20 @@ def entry(dtype: object = "F32", shape: object = (2, 2), offsets: object = (0, 1
     return build.with_header(json.dumps(header).encode(), bytes(size))
 
 
+def pair(first: list[int], second: list[int], size: int) -> bytes:
+    header = {
+        name: {"dtype": "F32", "shape": [4], "data_offsets": span}
+        for name, span in zip("ab", (first, second), strict=True)
+    }
+    return build.with_header(json.dumps(header).encode(), bytes(size))
+
+
+def twice() -> bytes:
+    """The same name for two tensors."""
+    one, two = (f'"w": {{"dtype": "F32", "shape": [4], "data_offsets": [{at}, {at + 16}]}}' for at in (0, 16))
+    return build.with_header(f"{{{one}, {two}}}".encode(), bytes(32))
+
+
 def test_names_shapes_dtypes_and_places(tmp_path: Path) -> None:
     data = build.safetensors(TENSORS)
     header = header_of(tmp_path, data)
@@ -63,6 +77,10 @@ def test_the_library_reads_the_same(tmp_path: Path) -> None:
         (entry(offsets=[16, 0]), "its offsets span -16"),
         (entry(dtype="F4", shape=[3], offsets=[0, 1]), "needs 1.5 bytes"),
         (entry(size=8), "it is truncated"),
+        (entry(size=20), "4 bytes behind tensor 'w' belong to no tensor"),
+        (entry(offsets=[4, 20], size=20), "'w' begins at byte [0-9]+ and leaves a gap behind the header"),
+        (pair([0, 16], [8, 24], 24), "'b' begins at byte [0-9]+ and overlaps tensor 'a'"),
+        (twice(), "'w' begins at byte [0-9]+ and leaves a gap behind the header"),
     ],
 )
 def test_hostile_headers_are_refused_with_the_fact(tmp_path: Path, data: bytes, message: str) -> None:

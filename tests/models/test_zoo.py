@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+import json
+from pathlib import Path
+
 import pytest
 
 from octavo.errors import ModelFileError, UnsupportedModelError
@@ -37,3 +40,40 @@ def test_models_without_a_causal_head_are_refused() -> None:
 def test_fields_that_the_config_class_refuses_are_named() -> None:
     with pytest.raises(ModelFileError, match=r"cannot use this config of type 'llama'.*num_hidden_layers"):
         find_model({"model_type": "llama", "num_hidden_layers": "many"})
+
+
+CODE = """
+from transformers import LlamaConfig, LlamaForCausalLM
+
+class OwnConfig(LlamaConfig):
+    model_type = "own"
+
+class OwnForCausalLM(LlamaForCausalLM):
+    config_class = OwnConfig
+"""
+OWN = {
+    "model_type": "own", "hidden_size": 64, "num_hidden_layers": 3, "num_attention_heads": 4,
+    "auto_map": {"AutoConfig": "own.OwnConfig", "AutoModelForCausalLM": "own.OwnForCausalLM"},
+}  # fmt: skip
+
+
+def test_code_that_a_model_brings_is_refused_unless_asked_for() -> None:
+    with pytest.raises(UnsupportedModelError, match=r"brings its own Python code \(auto_map names own.OwnForCausalLM"):
+        find_model(OWN)
+    _, model_class = find_model(OWN | {"model_type": "llama"})
+    assert model_class.__module__.startswith("transformers.models.llama"), "transformers' own class needs no consent"
+
+
+@pytest.mark.slow
+def test_code_that_a_model_brings_runs_with_consent_and_aloud(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("transformers.dynamic_module_utils.HF_MODULES_CACHE", str(tmp_path / "modules"))
+    (tmp_path / "own.py").write_text(CODE)
+    (tmp_path / "config.json").write_text(json.dumps(OWN))
+    config, model_class = find_model(OWN, code_folder=tmp_path)
+    assert (type(config).__name__, model_class.__name__, config.num_hidden_layers) == ("OwnConfig", "OwnForCausalLM", 3)
+    assert "running Python code that the model in" in caplog.text
+    (tmp_path / "own.py").write_text("raise RuntimeError('boom')")
+    with pytest.raises(UnsupportedModelError, match="cannot be used: RuntimeError: boom"):
+        find_model(OWN, code_folder=tmp_path)
