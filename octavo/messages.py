@@ -20,6 +20,10 @@ class EngineCoreRequest(msgspec.Struct, frozen=True, kw_only=True):
     priority: int = 0
     cache_salt: str | None = None
     eos_token_ids: tuple[int, ...] = ()
+    parent_id: str | None = None
+    """A request with the same leading tokens; what it has computed of them need not be computed again."""
+    keep_blocks: bool = False
+    """Whether its blocks outlive it, for children; they are given back when it is aborted, or when room is needed."""
 
 
 class TokenLogprobs(msgspec.Struct, frozen=True, kw_only=True):
@@ -68,6 +72,8 @@ class SchedulerOutput(msgspec.Struct, frozen=True, kw_only=True):
     cached_requests: list[CachedRequestData]
     finished_request_ids: list[str]
     """Requests (finished, aborted or preempted since the last step) that the ranks must forget before this step."""
+    block_copies: list[tuple[int, int]] = []
+    """(source, destination) of blocks to copy before this step writes anything: first all sources are read."""
 
     @property
     def num_tokens(self) -> int:

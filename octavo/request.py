@@ -222,6 +222,8 @@ class Request:
         cache_salt: str | None = None,
         eos_token_ids: tuple[int, ...] = (),
         max_output_tokens: int,
+        parent_id: str | None = None,
+        keep_blocks: bool = False,
     ) -> None:
         self.request_id = request_id
         self.sampling = sampling
@@ -233,6 +235,10 @@ class Request:
         """Requests share prefix blocks only with requests of the same salt."""
         self.eos_token_ids = eos_token_ids
         self.max_output_tokens = max_output_tokens
+        self.parent_id = parent_id
+        """A request whose blocks hold leading tokens of this one."""
+        self.keep_blocks = keep_blocks
+        """Whether its blocks outlive it, for children."""
         self.num_prompt_tokens = len(prompt_token_ids)
         self.token_ids = array("i", prompt_token_ids)
         """Prompt, then output, int32."""

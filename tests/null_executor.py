@@ -153,6 +153,7 @@ class NullRank:
     def execute_model(self, step: SchedulerOutput) -> ModelRunnerOutput:
         """Write every token of the step, check every read, then sample."""
         self.take_in(step)
+        self.copy_blocks(step)
         for group, spec in enumerate(self.group_specs):
             self.write(step, group, spec)
         for group, spec in enumerate(self.group_specs):
@@ -165,6 +166,14 @@ class NullRank:
                 sampled[request_id] = next_token(sequence.hashes[-1], self.vocab_size)
                 sequence.append(sampled[request_id])
         return ModelRunnerOutput(sampled=sampled)
+
+    def copy_blocks(self, step: SchedulerOutput) -> None:
+        """Copy what forked requests go on from, as the step begins."""
+        if step.block_copies:
+            sources, targets = np.array(step.block_copies).T
+            if (targets == NULL_BLOCK).any() or len(np.unique(targets)) != len(targets):
+                raise MemoryFault(f"blocks are copied to {targets.tolist()}")
+            self.stamps[targets] = self.stamps[sources]
 
     def spoil(self, step: SchedulerOutput) -> None:
         """Write garbage wherever the step would have written: a step that failed half-way, at its worst."""

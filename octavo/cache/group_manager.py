@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import ClassVar
 
 from octavo.cache.prefix_cache import PrefixCache
+from octavo.errors import ConfigError
 from octavo.kv.specs import LayerSpec
 
 NEVER = 2**62
@@ -62,6 +63,14 @@ class GroupManager(abc.ABC):
         """The number of computed tokens at which more than `num_dropped` leading blocks may be dropped."""
         return NEVER
 
+    def can_fork(self, num_tokens: int, num_settled: int) -> bool:
+        """Whether a request that has computed `num_settled` tokens still holds what it held after `num_tokens`."""
+        return True
+
+    def num_full_blocks(self, num_tokens: int) -> int:
+        """Leading places of a table that no token from number `num_tokens` on writes."""
+        return num_tokens // self.block_size
+
     @abc.abstractmethod
     def find_hit(
         self, prefixes: PrefixCache, nodes: Sequence[int], groups: Sequence[int], max_tokens: int, alignment: int
@@ -84,3 +93,14 @@ class GroupManager(abc.ABC):
             interval: above 0, every multiple of it is such a boundary too.
         """
         return range(start, stop)
+
+
+def check_retention(interval: int, scheduler_block_size: int) -> None:
+    """Raise `ConfigError` for an interval at which no prefix hit can end."""
+    if interval < 0 or interval % scheduler_block_size:
+        raise ConfigError(
+            f"The retention interval is {interval} tokens; prefix hits are multiples of {scheduler_block_size} tokens.",
+            remedy="Set it to a multiple of that, to 0, or leave it out.",
+            retention_interval=interval,
+            scheduler_block_size=scheduler_block_size,
+        )

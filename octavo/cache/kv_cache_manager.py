@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import KeysView, Sequence
 
 from octavo.cache.block_pool import NO_KEY, BlockPool
-from octavo.cache.group_manager import NEVER, GroupManager
+from octavo.cache.fork import fork_blocks
+from octavo.cache.group_manager import NEVER, GroupManager, check_retention
 from octavo.cache.lookup import PrefixLookup
 from octavo.cache.prefix_cache import NO_NODE, PrefixCache, block_contents, root_content
 from octavo.cache.registry import make_group_manager
 from octavo.cache.request_blocks import BlockCounts, ComputedBlocks, PrefixStats, RequestBlocks
-from octavo.errors import ConfigError, InvariantError
+from octavo.errors import InvariantError
 from octavo.kv.specs import NULL_BLOCK, KVCacheConfig
 from octavo.request import Request
 
@@ -63,7 +64,7 @@ class KVCacheManager:
             enable_caching and bool(self.managers) and all(manager.caches_prefixes for manager in self.managers)
         )
         if self.enable_caching and retention_interval is not None:
-            _check_retention(retention_interval, self.scheduler_block_size)
+            check_retention(retention_interval, self.scheduler_block_size)
         self._dropping = [
             (group, manager) for group, manager in enumerate(self.managers) if manager.next_drop(0) < NEVER
         ]
@@ -109,6 +110,23 @@ class KVCacheManager:
         if num_tokens <= held.quiet_until:
             return self._nothing
         return self._grow(request, held, num_tokens, leave_free)
+
+    def fork(self, request_id: str, num_tokens: int, num_settled: int) -> ComputedBlocks | None:
+        """What a child of request `request_id` can go on from: its first `num_tokens` tokens, of `num_settled` that are
+        in the cache. To be handed to `allocate_slots` at once. None when they are gone. Changes nothing."""
+        held, size = self._held.get(request_id), self.scheduler_block_size
+        if held is None:
+            return None
+        num_shared = num_tokens - num_tokens % size
+        return fork_blocks(
+            held,
+            self.managers,
+            num_tokens=num_tokens,
+            num_settled=num_settled,
+            num_shared=num_shared,
+            num_nodes=num_shared // self.hash_block_size,
+            generation=self._prefixes.generation,
+        )
 
     def free(self, request: Request) -> None:
         """Drop every block of `request`, the last one of each group first; its cached content stays to be found.
@@ -257,7 +275,7 @@ class KVCacheManager:
         held = RequestBlocks(
             tables=[table.copy() for table in computed.block_ids],
             num_dropped=[manager.num_dropped_blocks(computed.num_tokens) for manager in self.managers],
-            num_cached_tokens=computed.num_tokens,
+            num_cached_tokens=computed.num_tokens - computed.num_tokens % self.scheduler_block_size,
             tip=tip,
         )
         for table in held.tables:
@@ -366,16 +384,6 @@ class KVCacheManager:
             contents = block_contents(request.token_ids, step, len(nodes), len(nodes) + count)
         nodes += self._prefixes.extend(held.tip, contents)
         held.tip = nodes[-1]
-
-
-def _check_retention(interval: int, scheduler_block_size: int) -> None:
-    if interval < 0 or interval % scheduler_block_size:
-        raise ConfigError(
-            f"The retention interval is {interval} tokens; prefix hits are multiples of {scheduler_block_size} tokens.",
-            remedy="Set it to a multiple of that, to 0, or leave it out.",
-            retention_interval=interval,
-            scheduler_block_size=scheduler_block_size,
-        )
 
 
 def _at(items: list[int], places: Sequence[int]) -> list[int]:

@@ -24,6 +24,12 @@ class MambaManager(GroupManager):
     def num_table_tokens(self, num_blocks: int) -> int:
         return NEVER if num_blocks else 0
 
+    def can_fork(self, num_tokens: int, num_settled: int) -> bool:
+        return num_tokens == num_settled
+
+    def num_full_blocks(self, num_tokens: int) -> int:
+        return 0
+
     def find_hit(
         self, prefixes: PrefixCache, nodes: Sequence[int], groups: Sequence[int], max_tokens: int, alignment: int
     ) -> int:

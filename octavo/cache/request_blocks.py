@@ -30,6 +30,8 @@ class ComputedBlocks(msgspec.Struct, frozen=True, kw_only=True):
     """Nodes of the prefixes hit, one a hash block."""
     contents: list[bytes] = []
     """Contents of hash blocks after `nodes`, as far as they are at hand; saves building them again."""
+    copied: tuple[list[int], ...] = ()
+    """Blocks behind `block_ids`, by group, that another request holds and this one gets copies of; see `cache.fork`."""
     generation: int = 0
     """Of the prefix cache when this was looked up."""
 

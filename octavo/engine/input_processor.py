@@ -49,18 +49,22 @@ class PromptRequest(msgspec.Struct, frozen=True, kw_only=True):
     eos_token_ids: tuple[int, ...] = ()
 
     def sequences(self) -> list[EngineCoreRequest]:
-        """One core request per completion. Completion i draws with seed + i; the prompt's blocks are shared through
-        the prefix cache; only the first reports prompt log probabilities."""
+        """One core request per completion. Completion i draws with seed + i; the first computes the prompt and reports
+        its log probabilities, the others go on from its blocks."""
+        names = (
+            [self.request_id] if self.sampling.n == 1 else [f"{self.request_id}.{i}" for i in range(self.sampling.n)]
+        )
         return [
             EngineCoreRequest(
-                request_id=self.request_id if self.sampling.n == 1 else f"{self.request_id}.{index}",
+                request_id=name,
                 prompt_token_ids=self.prompt_token_ids,
                 sampling=self._sampling_of(index),
                 priority=self.priority,
                 cache_salt=self.cache_salt,
                 eos_token_ids=self.eos_token_ids,
+                parent_id=names[0] if index else None,
             )
-            for index in range(self.sampling.n)
+            for index, name in enumerate(names)
         ]
 
     def _sampling_of(self, index: int) -> SamplingParams:

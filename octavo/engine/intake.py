@@ -36,6 +36,8 @@ def build_request(message: EngineCoreRequest, *, vocab_size: int, max_model_len:
         cache_salt=message.cache_salt,
         eos_token_ids=tuple(token_id for token_id in message.eos_token_ids if 0 <= token_id < vocab_size),
         max_output_tokens=max_output_tokens,
+        parent_id=message.parent_id,
+        keep_blocks=message.keep_blocks,
     )
 
 

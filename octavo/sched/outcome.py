@@ -46,3 +46,14 @@ def news_of(entry: Entry, output: ModelRunnerOutput, token_id: int | None, start
         logprobs=[] if logprobs is None else [logprobs],
         prompt_logprobs=prompt_logprobs,
     )
+
+
+def failure_of(request: Request, message: str) -> EngineCoreOutput:
+    """The last news of a request that ends because its step failed."""
+    return EngineCoreOutput(
+        request_id=request.request_id,
+        new_token_ids=[],
+        finish_reason=FinishReason.ERROR,
+        num_cached_tokens=request.num_cached_tokens,
+        error=message,
+    )

@@ -29,6 +29,7 @@ from __future__ import annotations
 
 from operator import attrgetter
 
+from octavo.cache.fork import block_copies
 from octavo.cache.kv_cache_manager import KVCacheManager
 from octavo.config import SchedulerConfig
 from octavo.errors import InvariantError, RequestError
@@ -43,7 +44,8 @@ from octavo.messages import (
 )
 from octavo.request import FinishReason, Request, RequestStatus
 from octavo.sched.admission import check_request, step_limit
-from octavo.sched.outcome import find_finish, news_of
+from octavo.sched.forks import Forks
+from octavo.sched.outcome import failure_of, find_finish, news_of
 from octavo.sched.queue import POLICIES, Entry, RequestQueue
 from octavo.sched.running import ADMISSION_SPARE, RunningList
 
@@ -71,6 +73,8 @@ class Scheduler:
         self._entries: dict[str, Entry] = {}
         self._waiting = RequestQueue()
         self._running = RunningList(manager, admission_spare)
+        self.forks = Forks(manager)
+        """Children and parents; to read only."""
         self._forget: list[str] = []
         """Requests that the ranks hold and must drop before the next step."""
         self._under_way: SchedulerOutput | None = None
@@ -90,7 +94,7 @@ class Scheduler:
 
         Raises `RequestError` when it can never be served (see `sched/admission.py`) or its id is in use.
         """
-        if request.request_id in self._entries:
+        if request.request_id in self._entries or request.request_id in self.forks.kept_ids():
             raise RequestError(
                 f"Request id {request.request_id!r} is in use.", remedy="Choose an id that no unfinished request has."
             )
@@ -102,18 +106,21 @@ class Scheduler:
         )
         self._num_added += 1
         entry = Entry(request, (self._class_of(request), request.arrival, self._num_added))
+        if not self.forks.add(entry, self._entries):
+            self._waiting.push(entry)
         self._entries[request.request_id] = entry
-        self._waiting.push(entry)
 
     def abort_request(self, request_id: str) -> bool:
         """Forget the request and free its blocks, at once or, in the middle of a step, when the step has settled.
 
-        False when there is no such unfinished request.
+        False when there is no such request, be it unfinished or kept for its children.
         """
         entry = self._entries.get(request_id)
         if entry is None:
-            return False
+            return self.forks.release(request_id)
         self._close(entry.request, FinishReason.ABORT)
+        if self.forks.discard(entry):
+            return True
         if entry.is_waiting:
             self._waiting.discard(entry)
             return True
@@ -140,7 +147,7 @@ class Scheduler:
         counts, prefixes = self.manager.counts(), self.manager.prefix_stats()
         return SchedulerStats(
             num_running=len(self._running),
-            num_waiting=len(self._waiting),
+            num_waiting=len(self._waiting) + self.forks.num_parked,
             num_blocks=self.manager.num_blocks,
             num_free_blocks=counts.free,
             num_cached_blocks=counts.cached,
@@ -194,7 +201,7 @@ class Scheduler:
                 num_new = min(num_new, limit, max(1, budget - (len(running) - position)))
             leave_free = 0 if entry is protected else reserved
             block_ids = allocate(request, num_new, leave_free=leave_free)
-            while block_ids is None and self._preempt_worst(position):
+            while block_ids is None and (self.forks.reclaim() or self._preempt_worst(position)):
                 is_disturbed = True
                 block_ids = allocate(request, num_new, leave_free=leave_free)
             if block_ids is None:
@@ -244,7 +251,9 @@ class Scheduler:
         request = entry.request
         if not self._running.may_admit(entry):
             return 0
-        computed = self.manager.get_computed_blocks(request) if request.may_skip_prefix else None
+        computed = self.forks.find(request, self._entries, step.num_scheduled_tokens)
+        if computed is None and request.may_skip_prefix:
+            computed = self.manager.get_computed_blocks(request)
         num_hit = 0 if computed is None else computed.num_tokens
         num_missing = request.num_tokens - num_hit
         num_new = min(num_missing, self._step_limit, budget)
@@ -252,11 +261,16 @@ class Scheduler:
             return 0
         leave_free = self._running.blocks_to_leave(entry, num_hit + num_new)
         block_ids = self.manager.allocate_slots(request, num_new, computed, leave_free=leave_free)
+        if block_ids is None and self.forks.reclaim():
+            return self._try_to_admit(entry, step, budget)
         if block_ids is None:
             self._blocked = (entry, self._num_available_blocks(), len(self._running))
             return 0
+        if computed is not None and computed.copied:
+            step.block_copies.extend(block_copies(computed, block_ids))
         self._waiting.pop()
         self._running.add(entry)
+        self.forks.settle(request)
         self._start(request, step, block_ids, num_hit=num_hit, num_new=num_new)
         return num_new
 
@@ -318,6 +332,8 @@ class Scheduler:
             token_id = sampled.get(request_id)
             if token_id is not None:
                 request.append_token(token_id)
+                if request.num_output_tokens == 1:
+                    self._unpark(request_id)
                 reason, stop_reason = find_finish(request, token_id)
                 if reason is not None:
                     self._close(request, reason, stop_reason)
@@ -345,15 +361,7 @@ class Scheduler:
         for entry in entries:
             request = entry.request
             self._close(request, FinishReason.ERROR)
-            outputs.append(
-                EngineCoreOutput(
-                    request_id=request.request_id,
-                    new_token_ids=[],
-                    finish_reason=FinishReason.ERROR,
-                    num_cached_tokens=request.num_cached_tokens,
-                    error=message,
-                )
-            )
+            outputs.append(failure_of(request, message))
         self._retire(set(entries))
         self._forget.extend(step.finished_request_ids)
         self._settle()
@@ -374,10 +382,18 @@ class Scheduler:
         request.finish_reason = reason
         request.stop_reason = stop_reason
         del self._entries[request.request_id]
+        self._unpark(request.request_id)
+
+    def _unpark(self, request_id: str) -> None:
+        """Let the children that waited for this request's prompt join the line."""
+        for child in self.forks.unpark(request_id):
+            self._waiting.push(child)
 
     def _retire(self, finished: set[Entry]) -> None:
         """Take closed entries out of the running list and free their blocks, the worst request's first."""
         self._running.discard(finished)
         for entry in sorted(finished, key=attrgetter("key"), reverse=True):
-            self._forget.append(entry.request.request_id)
-            self.manager.free(entry.request)
+            request = entry.request
+            self._forget.append(request.request_id)
+            if request.finish_reason is FinishReason.ERROR or not self.forks.keep(request):
+                self.manager.free(request)

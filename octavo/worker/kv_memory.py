@@ -84,6 +84,19 @@ def bind(
     return groups
 
 
+def copy_blocks(tensors: Sequence[torch.Tensor], num_blocks: int, copies: Sequence[tuple[int, int]]) -> None:
+    """Copy blocks, given as (source, destination), in every tensor; all sources are read before anything is written.
+
+    A block belongs to one group, but its pages in the tensors of other groups hold nothing then, so all are copied.
+    """
+    if not copies:
+        return
+    pairs = torch.tensor(copies, dtype=torch.int64, device=tensors[0].device if tensors else None)
+    for tensor in tensors:
+        pages = tensor.view(num_blocks, -1)
+        pages[pairs[:, 1]] = pages[pairs[:, 0]]
+
+
 def _zeros_on_first_use(size_bytes: int) -> torch.Tensor:
     """Anonymous memory of the system, aligned to a page of it; freed with the last tensor that looks into it."""
     if not size_bytes:

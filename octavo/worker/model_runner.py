@@ -1,6 +1,7 @@
 """A step from `SchedulerOutput` to `ModelRunnerOutput`: flatten, forward, sample.
 
-    update the batch -> flatten -> metadata per group -> model.forward -> rows that sample -> logits -> tokens
+    update the batch -> copy blocks -> flatten -> metadata per group -> model.forward -> rows that sample -> logits
+    -> tokens
 
 There are no phases: a request computes n >= 1 of its tokens, whichever they are, and gets a next one when the last
 known token is among them.
@@ -8,6 +9,7 @@ known token is among them.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -19,6 +21,7 @@ from octavo.kv.specs import KVCacheConfig
 from octavo.messages import ModelRunnerOutput, SchedulerOutput, TokenLogprobs
 from octavo.worker.block_table import BlockTable
 from octavo.worker.input_batch import InputBatch, StepInput
+from octavo.worker.kv_memory import copy_blocks
 from octavo.worker.sampler import Sampler
 
 PROMPT_LOGITS_BYTES = 32 * 2**20
@@ -50,6 +53,7 @@ class ModelRunner:
         model: RunnableModel,
         config: KVCacheConfig,
         *,
+        tensors: Sequence[torch.Tensor],
         views: dict[str, KVCacheView],
         groups: list[AttentionGroup],
         device: torch.device,
@@ -60,6 +64,8 @@ class ModelRunner:
         self.kv_caches = views
         """The container of cache views, by layer name."""
         self.groups = groups
+        self._tensors = tensors
+        self._num_blocks = config.num_blocks
         self.max_model_len = config.max_model_len
         self._model = model
         self._device = device
@@ -84,6 +90,7 @@ class ModelRunner:
         batch.update(step)
         if not step.num_scheduled_tokens:
             return ModelRunnerOutput(sampled={})
+        copy_blocks(self._tensors, self._num_blocks, step.block_copies)
         inputs = batch.flatten(step)
         hidden = self._forward(inputs)
         prompt_logprobs = self._prompt_logprobs(inputs, hidden)

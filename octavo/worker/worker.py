@@ -168,6 +168,7 @@ class Worker:
         runner = ModelRunner(
             model,
             config,
+            tensors=tensors,
             views=views,
             groups=groups,
             device=self._device,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import Phase, settings
 from hypothesis import strategies as st
@@ -18,8 +19,10 @@ from hypothesis.stateful import (
 )
 
 from octavo.cache import block_pool, kv_cache_manager, lookup
+from octavo.cache import fork as fork_module
 from octavo.cache.block_pool import BlockPool
 from octavo.cache.chunked_local import ChunkedLocalManager
+from octavo.cache.fork import block_copies, fork_blocks
 from octavo.cache.kv_cache_manager import KVCacheManager
 from octavo.cache.prefix_cache import PrefixCache, block_contents
 from octavo.cache.request_blocks import ComputedBlocks, RequestBlocks
@@ -144,6 +147,40 @@ class ManagerMachine(RuleBasedStateMachine):
         assert (line, counts) == (self.manager.line(), self.manager.counts())
         assert computed.num_tokens < request.num_tokens
         return computed
+
+    @precondition(lambda self: any(0 < request.num_computed_tokens < MAX_LEN - 1 for request in self.running))
+    @rule(data=st.data(), fresh=st.lists(TOKENS, min_size=1, max_size=6))
+    def fork(self, data: st.DataObject, fresh: list[int]) -> None:
+        """A child goes on from somewhere inside a running request."""
+        parents = [request for request in self.running if 0 < request.num_computed_tokens < MAX_LEN - 1]
+        parent = data.draw(st.sampled_from(parents))
+        settled = parent.num_computed_tokens
+        num_tokens = settled if data.draw(st.booleans()) else data.draw(st.integers(1, settled))
+        computed = self.manager.fork(parent.request_id, num_tokens, settled)
+        assert (computed is not None) == self.memory.keeps(parent, num_tokens)
+        if computed is None:
+            return
+        self.num_requests += 1
+        child = Request(
+            f"r{self.num_requests}",
+            (parent.token_ids[:num_tokens].tolist() + fresh)[:MAX_LEN],
+            SamplingParams(),
+            cache_salt=parent.cache_salt,
+            max_output_tokens=MAX_LEN,
+        )
+        num_new = min(self.max_chunk, child.num_tokens - num_tokens)
+        needed = self.memory.blocks_needed(child, num_tokens + num_new, computed)
+        counts = self.manager.counts()
+        blocks = self.manager.allocate_slots(child, num_new, computed)
+        if blocks is None:
+            assert needed > counts.free + counts.cached or self.whole_prompts
+            return
+        self.memory.copy(block_copies(computed, blocks))
+        self.running.append(child)
+        child.num_computed_tokens = num_tokens + num_new
+        span = range(num_tokens, num_tokens + num_new)
+        self.memory.write(child, span, [request for request in self.running if request is not child])
+        self.memory.read(child, span)
 
     @precondition(lambda self: self.waiting)
     @rule(data=st.data())
@@ -356,7 +393,35 @@ def _trust_one_kind(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(lookup.PrefixLookup, "_agree", agree)
 
 
+def _share_what_a_fork_must_copy(patch: pytest.MonkeyPatch) -> None:
+    def fork(*args: Any, **numbers: Any) -> ComputedBlocks | None:
+        computed = fork_blocks(*args, **numbers)
+        if computed is None:
+            return None
+        tables = tuple(shared + own for shared, own in zip(computed.block_ids, computed.copied, strict=True))
+        return msgspec.structs.replace(computed, block_ids=tables, copied=tuple([] for _ in tables))
+
+    patch.setattr(kv_cache_manager, "fork_blocks", fork)
+
+
+def _copy_the_wrong_blocks(patch: pytest.MonkeyPatch) -> None:
+    def fork(*args: Any, **numbers: Any) -> ComputedBlocks | None:
+        computed = fork_blocks(*args, **numbers)
+        if computed is None:
+            return None
+        return msgspec.structs.replace(computed, copied=tuple([block - 1 for block in own] for own in computed.copied))
+
+    patch.setattr(kv_cache_manager, "fork_blocks", fork)
+
+
+def _fork_what_was_dropped(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(fork_module, "NULL_BLOCK", -1)
+
+
 BUGS: list[Bug] = [
+    _share_what_a_fork_must_copy,
+    _copy_the_wrong_blocks,
+    _fork_what_was_dropped,
     _drop_a_window_block_early,
     _drop_a_chunk_early,
     _never_drop,

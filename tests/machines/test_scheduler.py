@@ -22,7 +22,7 @@ from hypothesis.stateful import (
 from octavo.config import SchedulerConfig
 from octavo.errors import RequestError
 from octavo.kv.specs import LayerSpec
-from octavo.request import SamplingParams
+from octavo.request import Request, SamplingParams
 from octavo.sched.running import ADMISSION_SPARE
 from tests.sched.harness import VOCAB_SIZE, Bench, chunked, full, make_request, sliding
 
@@ -82,8 +82,24 @@ class SchedulerMachine(RuleBasedStateMachine):
         min_tokens=st.integers(0, 3),
         ignore_eos=st.booleans(),
         prompt_logprobs=st.sampled_from([None, None, 0]),
+        num_completions=st.sampled_from([1, 1, 1, 2, 4]),
+        keep_blocks=st.booleans(),
     )
-    def add(self, shared, own, max_tokens, priority, salt, eos, stop, min_tokens, ignore_eos, prompt_logprobs):
+    def add(
+        self,
+        shared,
+        own,
+        max_tokens,
+        priority,
+        salt,
+        eos,
+        stop,
+        min_tokens,
+        ignore_eos,
+        prompt_logprobs,
+        num_completions,
+        keep_blocks,
+    ):
         sampling = SamplingParams(
             max_tokens=max_tokens,
             min_tokens=min(min_tokens, max_tokens),
@@ -91,16 +107,25 @@ class SchedulerMachine(RuleBasedStateMachine):
             ignore_eos=ignore_eos,
             prompt_logprobs=prompt_logprobs,
         )
-        self.num_added += 1
-        request = make_request(
-            f"r{self.num_added}",
-            self.trunk[:shared] + own,
-            max_tokens=max_tokens,
-            priority=priority,
-            salt=salt,
-            eos=eos,
-            sampling=sampling,
-        )
+        parent_id = None
+        for _ in range(num_completions):
+            self.num_added += 1
+            request = make_request(
+                f"r{self.num_added}",
+                self.trunk[:shared] + own,
+                max_tokens=max_tokens,
+                priority=priority,
+                salt=salt,
+                eos=eos,
+                sampling=sampling,
+                parent_id=parent_id,
+                keep_blocks=keep_blocks,
+            )
+            self.offer(request)
+            parent_id = parent_id or request.request_id
+
+    def offer(self, request: Request) -> None:
+        max_tokens = request.max_output_tokens
         try:
             self.bench.add(request)
         except RequestError:
@@ -111,6 +136,31 @@ class SchedulerMachine(RuleBasedStateMachine):
                 or not manager.can_ever_fit(longest)
                 or not self.bench.config.enable_chunked_prefill
             )
+
+    @precondition(lambda self: self.bench.scheduler.forks.kept_ids())
+    @rule(data=st.data(), tails=st.lists(st.lists(st.integers(0, 9), max_size=2), min_size=1, max_size=3))
+    def grow(self, data: st.DataObject, tails: list[list[int]]) -> None:
+        """Children of an ended request, as a beam has them: its tokens, and perhaps some more."""
+        parent = self.bench.requests[data.draw(st.sampled_from(self.bench.scheduler.forks.kept_ids()))]
+        for tail in tails:
+            self.num_added += 1
+            tokens = parent.token_ids.tolist() + tail
+            salt = data.draw(st.sampled_from([parent.cache_salt] * 5 + ["b"]))
+            self.offer(
+                make_request(
+                    f"r{self.num_added}",
+                    tokens,
+                    max_tokens=data.draw(st.integers(1, 4)),
+                    salt=salt,
+                    parent_id=parent.request_id,
+                    keep_blocks=data.draw(st.booleans()),
+                )
+            )
+
+    @precondition(lambda self: self.bench.scheduler.forks.kept_ids())
+    @rule(data=st.data())
+    def give_back(self, data: st.DataObject) -> None:
+        assert self.bench.scheduler.abort_request(data.draw(st.sampled_from(self.bench.scheduler.forks.kept_ids())))
 
     @precondition(lambda self: self.bench.scheduler.has_unfinished_requests())
     @rule(data=st.data())

@@ -61,6 +61,29 @@ class WrittenMemory:
                             )
                 self.slots[block, offset] = written
 
+    def copy(self, copies: Iterable[tuple[int, int]]) -> None:
+        """The device copies whole blocks, (source, destination) each, reading all before it writes any."""
+        copies = list(copies)
+        assert len({target for _, target in copies}) == len(copies)
+        content = {
+            (target, offset): held
+            for source, target in copies
+            for (block, offset), held in self.slots.items()
+            if block == source
+        }
+        for _, target in copies:
+            assert target, "the null block is written"
+            for place in [place for place in self.slots if place[0] == target]:
+                del self.slots[place]
+        self.slots.update(content)
+
+    def keeps(self, request: Request, num_tokens: int) -> bool:
+        """Whether the request's tables still hold all that the token at `num_tokens` reads of those before it."""
+        return all(
+            all(table[place // spec.block_size] for place in range(first_read(spec, num_tokens), num_tokens))
+            for spec, table in zip(self.specs, self._tables(request), strict=True)
+        )
+
     def read(self, request: Request, positions: Iterable[int]) -> None:
         """The tokens at `positions` read what their kinds of attention read, and must find their own prefix."""
         for group, (spec, table) in enumerate(zip(self.specs, self._tables(request), strict=True)):

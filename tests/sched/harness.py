@@ -62,6 +62,8 @@ def make_request(
     salt: str | None = None,
     eos: tuple[int, ...] = (),
     sampling: SamplingParams | None = None,
+    parent_id: str | None = None,
+    keep_blocks: bool = False,
 ) -> Request:
     return Request(
         request_id,
@@ -71,6 +73,8 @@ def make_request(
         cache_salt=salt,
         eos_token_ids=eos,
         max_output_tokens=max_tokens,
+        parent_id=parent_id,
+        keep_blocks=keep_blocks,
     )
 
 
@@ -182,7 +186,7 @@ class Bench:
                 assert new.token_ids == request.token_ids.tolist()
                 assert new.num_computed_tokens + count == request.num_computed_tokens
                 if self.adopts_blocks(new):
-                    assert self.manager.enable_caching
+                    assert self.manager.enable_caching or request.parent_id is not None
                     assert (salt, hashes[new.num_computed_tokens - 1]) in self.computed_prefixes
                 if not config.enable_chunked_prefill and request.num_preemptions == 0:
                     assert request.num_computed_tokens == request.num_tokens
@@ -201,9 +205,10 @@ class Bench:
         stats = self.scheduler.stats()
         assert stats.num_free_blocks + stats.num_cached_blocks + stats.num_used_blocks + 1 == stats.num_blocks
         running = [request for request in self.requests.values() if request.status is RequestStatus.RUNNING]
+        kept = set(self.scheduler.forks.kept_ids())
         held: set[int] = set()
-        for request in running:
-            tables = self.manager.block_ids(request.request_id)
+        for request_id in kept.union(request.request_id for request in running):
+            tables = self.manager.block_ids(request_id)
             held.update(block for table in tables for block in table)
         held.discard(0)
         assert stats.num_used_blocks == len(held)
@@ -213,11 +218,15 @@ class Bench:
         )
         for request in self.requests.values():
             assert request.num_preemptions <= self.max_preemptions
-            if request.status is not RequestStatus.RUNNING:
+            if request.status is not RequestStatus.RUNNING and request.request_id not in kept:
                 assert not any(self.manager.block_ids(request.request_id))
 
     def check_results(self) -> None:
-        """Every request that was neither aborted nor failed came out as if it had run alone, and nothing is held."""
+        """Every request that was neither aborted nor failed came out as if it had run alone, and nothing is held but
+        what was asked to be kept, which can be given back."""
+        for request_id in self.scheduler.forks.kept_ids():
+            assert self.requests[request_id].keep_blocks
+            assert self.scheduler.abort_request(request_id)
         for request_id, request in self.requests.items():
             expected, reason, stop_reason = generate_alone(
                 request.token_ids[: request.num_prompt_tokens],

@@ -22,7 +22,7 @@ from octavo.kv.specs import (
     MLASpec,
     SlidingWindowSpec,
 )
-from octavo.worker.kv_memory import allocate, bind, view
+from octavo.worker.kv_memory import allocate, bind, copy_blocks, view
 
 CPU = torch.device("cpu")
 
@@ -271,3 +271,25 @@ def test_layers_with_heads_of_half_the_size_are_bound_to_blocks_of_twice_the_tok
         assert bound.group.block_size == planned[name]
         assert bound.kv_cache is not None
         assert bound.kv_cache.key.shape[1] == planned[name]
+
+
+def test_blocks_are_copied_in_every_tensor_after_all_sources_are_read() -> None:
+    tensors = [torch.arange(24, dtype=torch.int8).clone(), torch.arange(12, dtype=torch.int8) + 50]
+    copy_blocks(tensors, 6, [(1, 2), (2, 3), (5, 1)])
+    assert tensors[0].view(6, 4)[:, 0].tolist() == [0, 20, 4, 8, 16, 20]
+    assert tensors[1].view(6, 2)[:, 1].tolist() == [51, 61, 53, 55, 59, 61]
+    copy_blocks([], 6, [])
+
+
+def test_a_view_sees_the_copied_block_whole() -> None:
+    config = plan([full(), sliding(), full(head_size=8)])
+    tensors = allocate(config, CPU)
+    views = view(config, tensors)
+    for found in views.values():
+        found.key[2].normal_()
+        found.value[2].normal_()
+    copy_blocks(tensors, config.num_blocks, [(2, 3)])
+    for found in views.values():
+        assert torch.equal(found.key[3], found.key[2])
+        assert torch.equal(found.value[3], found.value[2])
+        assert found.value[3].count_nonzero() == found.value[3].numel()

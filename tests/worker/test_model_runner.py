@@ -38,11 +38,13 @@ def plan_of(model: RecallingModel, *, num_blocks: int, max_model_len: int, max_b
 
 
 def runner_of(model: RecallingModel, config: KVCacheConfig, *, max_num_seqs: int = 8) -> ModelRunner:
-    views = view(config, allocate(config, CPU))
+    tensors = allocate(config, CPU)
+    views = view(config, tensors)
     groups = bind(config, views, model.attention_layers)
     return ModelRunner(
         model,
         config,
+        tensors=tensors,
         views=views,
         groups=groups,
         device=CPU,

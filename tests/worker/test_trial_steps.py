@@ -33,9 +33,20 @@ def runner_of(*, block_size: int = 4, num_layers: int = 2, max_model_len: int = 
     model = RecallingModel({layer_name(i): spec for i in range(num_layers)})
     options = PlanOptions(max_model_len=max_model_len, max_num_batched_tokens=max_model_len)
     config = plan_kv_cache([model.kv_cache_specs()], [10**4], options).configs[0]
-    views = view(config, allocate(config, CPU))
+    tensors = allocate(config, CPU)
+    views = view(config, tensors)
     groups = bind(config, views, model.attention_layers)
-    return WatchedRunner(model, config, views=views, groups=groups, device=CPU, max_num_seqs=4, num_threads=1, seed=0)
+    return WatchedRunner(
+        model,
+        config,
+        tensors=tensors,
+        views=views,
+        groups=groups,
+        device=CPU,
+        max_num_seqs=4,
+        num_threads=1,
+        seed=0,
+    )
 
 
 @pytest.mark.parametrize(
@@ -72,7 +83,9 @@ def test_a_trial_cache_holds_any_step_in_two_blocks() -> None:
     config = trial_config(model.kv_cache_specs(), {}, 14)
     views = view(config, allocate(config, CPU))
     groups = bind(config, views, model.attention_layers)
-    runner = ModelRunner(model, config, views=views, groups=groups, device=CPU, max_num_seqs=2, num_threads=1, seed=0)
+    runner = ModelRunner(
+        model, config, tensors=[], views=views, groups=groups, device=CPU, max_num_seqs=2, num_threads=1, seed=0
+    )
     run_largest(runner, num_tokens=14, num_requests=1)
     assert all(layer.num_calls == 1 for layer in model.attention_layers.values())
 
