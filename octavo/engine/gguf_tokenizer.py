@@ -38,10 +38,10 @@ def load_gguf_tokenizer(file: GGUFFile) -> TokenizerParts:
     codec, adds_bos = CODECS[name](file, kinds)
     special_ids = frozenset(np.flatnonzero((kinds == CONTROL) | (kinds == UNKNOWN)).tolist()) | _brackets(file, kinds)
     templates = _chat_templates(file)
-    bos = _token_id(file, "bos", codec)
-    ends = [token_id for key in _END_KEYS if (token_id := _token_id(file, key, codec)) is not None]
+    bos = _token_id(file, "bos", codec.vocab_size)
+    ends = [token_id for key in _END_KEYS if (token_id := _token_id(file, key, codec.vocab_size)) is not None]
     ends += end_of_turn_ids(codec, special_ids, templates)
-    eos = _token_id(file, "eos", codec)
+    eos = _token_id(file, "eos", codec.vocab_size)
     special_ids |= frozenset(ends) | frozenset(() if bos is None else (bos,))
     add_bos = file.get(_PREFIX + "add_bos_token", bool, adds_bos)
     add_eos = file.get(_PREFIX + "add_eos_token", bool, False)
@@ -98,16 +98,16 @@ def _checked(file: GGUFFile, key: str, array: GGUFArray, length: int) -> npt.NDA
     return array.numbers()
 
 
-def _token_id(file: GGUFFile, name: str, codec: Codec) -> int | None:
+def _token_id(file: GGUFFile, name: str, vocab_size: int) -> int | None:
     key = f"{_PREFIX}{name}_token_id"
     if key not in file.metadata:
         return None
     token_id = file.get(key, int)
     if token_id == 0xFFFFFFFF:  # how some converters write "none"
         return None
-    if not 0 <= token_id < codec.vocab_size:
+    if not 0 <= token_id < vocab_size:
         raise ModelFileError(
-            f"{file.path}: {key} is {token_id}, but the vocabulary has {codec.vocab_size} tokens.",
+            f"{file.path}: {key} is {token_id}, but the vocabulary has {vocab_size} tokens.",
             remedy="Download the file again, or convert the model again.",
         )
     return token_id
@@ -135,7 +135,7 @@ def _sentencepiece(file: GGUFFile, kinds: Kinds) -> tuple[Codec, bool]:
         tokens.stored(),
         _checked(file, "scores", scores, len(tokens)).astype(np.float32),
         kinds,
-        unknown_id=file.get(_PREFIX + "unknown_token_id", int, 0),
+        unknown_id=_token_id(file, "unknown", len(tokens)) or 0,
         add_space_prefix=file.get(_PREFIX + "add_space_prefix", bool, True),
     )
     return codec, True

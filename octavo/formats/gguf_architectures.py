@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from octavo.errors import UnsupportedModelError
+from octavo.errors import ModelFileError, UnsupportedModelError
 from octavo.formats.config_fields import MAX_LAYERS
 from octavo.formats.gguf import GGUFArray, GGUFFile
 
@@ -60,6 +60,17 @@ class Architecture(msgspec.Struct, frozen=True, kw_only=True):
     has_attention: bool = True
 
 
+def head_size(file: GGUFFile, config: dict[str, Any]) -> int:
+    """Elements of one head: the config's own number, or the hidden size divided. Raises `ModelFileError` for 0."""
+    size: int = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
+    if size <= 0:
+        raise ModelFileError(
+            f"{file.path} has heads of {size} elements, its hidden size being {config['hidden_size']}.",
+            remedy="Download the file again, or convert the model again.",
+        )
+    return size
+
+
 def _head_dim(file: GGUFFile, name: str, config: dict[str, Any]) -> None:
     """The head size, which older files give as the number of rotated dimensions alone."""
     for key in ("attention.key_length", "rope.dimension_count"):
@@ -69,7 +80,7 @@ def _head_dim(file: GGUFFile, name: str, config: dict[str, Any]) -> None:
 
 
 def _partial_rotary(file: GGUFFile, name: str, config: dict[str, Any]) -> None:
-    head_dim = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
+    head_dim = head_size(file, config)
     config["partial_rotary_factor"] = file.get(f"{name}.rope.dimension_count", int, head_dim) / head_dim
 
 
@@ -126,7 +137,7 @@ def _query_scale(file: GGUFFile, name: str, config: dict[str, Any]) -> None:
 
     No field says so. Of all published models these alone have heads of 128.
     """
-    head_dim = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
+    head_dim = head_size(file, config)
     is_large = head_dim == 128
     config["query_pre_attn_scalar"] = config["hidden_size"] // config["num_attention_heads"] if is_large else head_dim
 

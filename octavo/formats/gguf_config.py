@@ -11,7 +11,7 @@ from typing import Any
 
 from octavo.errors import ModelFileError, UnsupportedModelError
 from octavo.formats.gguf import GGUFArray, GGUFFile
-from octavo.formats.gguf_architectures import ARCHITECTURES, Architecture
+from octavo.formats.gguf_architectures import ARCHITECTURES, Architecture, head_size
 
 _SHAPE_FIELDS = {
     "context_length": "max_position_embeddings",
@@ -74,7 +74,7 @@ def hf_config_of_gguf(file: GGUFFile) -> dict[str, Any]:
     for key, field in (_SHAPE_FIELDS | architecture.fields).items():
         value = _plain(file.metadata.get(f"{name}.{key}"))
         if value is not None:
-            config[field] = value
+            config[field] = _checked(file, f"{name}.{key}", value) if key in _SHAPE_FIELDS else value
     heads = ("num_attention_heads",) if architecture.has_attention else ()
     for field in ("num_hidden_layers", "hidden_size", *heads):
         if not isinstance(config.get(field), int) or config[field] <= 0:
@@ -119,7 +119,7 @@ def _refuse_unread_fields(file: GGUFFile, name: str, architecture: Architecture)
 
 def _check_heads(file: GGUFFile, name: str, config: dict[str, Any]) -> None:
     """Refuse heads whose parts are not what the config will say."""
-    head_dim = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
+    head_dim = head_size(file, config)
     value_length = file.get(f"{name}.attention.value_length", int, head_dim)
     rotated = file.get(f"{name}.rope.dimension_count", int, head_dim)
     if value_length != head_dim or (rotated not in (0, head_dim) and "partial_rotary_factor" not in config):
@@ -128,6 +128,20 @@ def _check_heads(file: GGUFFile, name: str, config: dict[str, Any]) -> None:
             f"models of the architecture {name!r} are known with whole heads only.",
             remedy="Use the safetensors version of the model.",
         )
+
+
+_BY_LAYER = ("feed_forward_length", "attention.head_count", "attention.head_count_kv")
+
+
+def _checked(file: GGUFFile, key: str, value: Any) -> Any:
+    """A size: a whole number, or for some fields one for each layer."""
+    values = value if isinstance(value, list) and key.endswith(_BY_LAYER) else [value]
+    if not all(isinstance(number, int) and not isinstance(number, bool) and 0 <= number < 1 << 53 for number in values):
+        raise ModelFileError(
+            f"{file.path} has {key} = {str(value)[:80]}, which is no size.",
+            remedy="Download the file again, or convert the model again.",
+        )
+    return value
 
 
 def _plain(value: Any) -> Any:

@@ -27,6 +27,8 @@ ELEMENT_BITS: dict[str, int] = {
 MAX_HEADER_BYTES = 100_000_000
 """The format's own bound on a header."""
 
+MAX_DIMENSIONS = 64
+
 _REMEDY = "Download the file again."
 
 
@@ -82,7 +84,7 @@ def read_safetensors_index(path: Path) -> dict[str, str]:
         pure = PurePosixPath(name)
         if not name or pure.is_absolute() or ".." in pure.parts or "\\" in name or "\0" in name or ":" in name:
             raise ModelFileError(
-                f"{path} names the file {name!r}, which lies outside its folder.",
+                f"{path} names the file {name[:200]!r}, which lies outside its folder.",
                 remedy="Do not use this model: the index may have been made to read other files.",
             )
     return weight_map
@@ -109,7 +111,7 @@ def _tensor_info(path: Path, name: str, entry: Any, data_start: int, file_size: 
     num_bits = math.prod(shape) * ELEMENT_BITS[dtype]
     if num_bits % 8 or stop - start != num_bits // 8:
         raise ModelFileError(
-            f"{path}: tensor {name!r} of shape {shape} and dtype {dtype} needs {num_bits / 8:g} bytes, "
+            f"{path}: tensor {name!r} of shape {shape} and dtype {dtype} needs {_in_bytes(num_bits)} bytes, "
             f"its offsets span {stop - start}.",
             remedy=_REMEDY,
         )
@@ -143,7 +145,14 @@ def _check_cover(path: Path, tensors: dict[str, SafetensorsInfo], data_start: in
         )
 
 
+def _in_bytes(num_bits: int) -> str:
+    """Exactly, however large: elements of some dtypes are half a byte."""
+    return str(num_bits // 8) + f"{num_bits % 8 / 8:g}"[1:]
+
+
 def _whole_numbers(value: Any) -> TypeGuard[list[int]]:
-    return isinstance(value, list) and all(
-        isinstance(number, int) and not isinstance(number, bool) and 0 <= number < 1 << 63 for number in value
+    return (
+        isinstance(value, list)
+        and len(value) <= MAX_DIMENSIONS
+        and all(isinstance(number, int) and not isinstance(number, bool) and 0 <= number < 1 << 63 for number in value)
     )

@@ -19,6 +19,7 @@ from octavo.formats.safetensors import read_safetensors_index
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(?:/[\w.-]+)?")
 _HUB_FILE = re.compile(r"([A-Za-z0-9][\w.-]*/[\w.-]+)/([\w./-]+\.gguf)")
 _SHARD = re.compile(r"(.*-)(\d{5})-of-(\d{5})\.gguf")
+_OFFLINE = "OfflineModeIsEnabled"
 _CONFIG_PATTERNS = ["*.json", "*.jinja", "*.model", "merges.txt", "vocab.txt", "*.tiktoken"]
 _WEIGHT_PATTERNS = ["*.safetensors"]
 
@@ -48,9 +49,9 @@ def locate(source: ModelSource, environment: Environment, *, config_only: bool =
         demo = DEMO_MODELS[model]
         return _gguf_files(demo_file(demo, environment.cache_dir), demo.name)
     path = Path(model).expanduser()
-    if path.is_dir():
+    if _is_dir(path):
         return _folder_files(path, path.resolve().name, config_only=config_only)
-    if path.is_file():
+    if _is_file(path):
         return _single_file(path)
     if match := _HUB_FILE.fullmatch(model):
         return _gguf_files(_hub_file(match[1], match[2], source.revision), match[1])
@@ -62,7 +63,7 @@ def locate(source: ModelSource, environment: Environment, *, config_only: bool =
     if _HUB_ID.fullmatch(model) and path.suffix not in (".gguf", ".json", ".safetensors"):
         return _folder_files(_hub_snapshot(source, config_only=config_only), model, config_only=config_only)
     raise ModelFileError(
-        f"There is no file or folder {model!r}.",
+        f"There is no file or folder {model[:200]!r}.",
         remedy="Give `demo`, `demo-smollm2`, a folder with config.json, a .gguf file, or a hub id such as org/name.",
     )
 
@@ -83,6 +84,21 @@ def _like_a_demo(model: str) -> list[str]:
     return [max(begun, key=len)] if begun else []
 
 
+def _is_file(path: Path) -> bool:
+    """Whether there is such a file; a name that no file can have (too long, a NUL in it) is none."""
+    try:
+        return path.is_file()
+    except (OSError, ValueError):
+        return False
+
+
+def _is_dir(path: Path) -> bool:
+    try:
+        return path.is_dir()
+    except (OSError, ValueError):
+        return False
+
+
 def _single_file(path: Path) -> ModelFiles:
     if path.name == "config.json":
         return _folder_files(path.parent, path.resolve().parent.name)
@@ -99,7 +115,7 @@ def _gguf_files(path: Path, name: str) -> ModelFiles:
     if match:
         paths = tuple(path.with_name(f"{match[1]}{i:05}-of-{match[3]}.gguf") for i in range(1, int(match[3]) + 1))
         for shard in paths:
-            if not shard.is_file():
+            if not _is_file(shard):
                 raise ModelFileError(
                     f"{path} is one of {len(paths)} shards, and {shard.name} is missing.",
                     remedy=f"Put all shards into {path.parent}.",
@@ -109,7 +125,7 @@ def _gguf_files(path: Path, name: str) -> ModelFiles:
 
 def _folder_files(folder: Path, name: str, *, config_only: bool = False) -> ModelFiles:
     config = folder / "config.json"
-    if config.is_file():
+    if _is_file(config):
         weights = _folder_weights(folder)
         return ModelFiles(kind="folder", path=folder, config_path=config, weight_paths=weights, name=name)
     gguf_files = sorted(folder.glob("*.gguf"))
@@ -121,7 +137,7 @@ def _folder_files(folder: Path, name: str, *, config_only: bool = False) -> Mode
             f"{folder} holds {len(first_shards)} GGUF models: {', '.join(path.name for path in first_shards[:8])}.",
             remedy=f"Name one of them, such as {first_shards[0]}.",
         )
-    if config_only and any((folder / file).is_file() for file in ("tokenizer.json", "tokenizer_config.json")):
+    if config_only and any(_is_file(folder / file) for file in ("tokenizer.json", "tokenizer_config.json")):
         return ModelFiles(kind="folder", path=folder, config_path=None, weight_paths=(), name=name)
     raise ModelFileError(
         f"{folder} holds neither a config.json nor a .gguf file.",
@@ -132,15 +148,15 @@ def _folder_files(folder: Path, name: str, *, config_only: bool = False) -> Mode
 def _folder_weights(folder: Path) -> tuple[Path, ...]:
     index = folder / "model.safetensors.index.json"
     single = folder / "model.safetensors"
-    if index.is_file():
+    if _is_file(index):
         names = sorted(set(read_safetensors_index(index).values()))
         for name in names:
-            if not (folder / name).is_file():
+            if not _is_file(folder / name):
                 raise ModelFileError(
-                    f"{index} names the file {name}, which is missing.", remedy="Download the model again."
+                    f"{index} names the file {name[:200]}, which is missing.", remedy="Download the model again."
                 )
         return tuple(folder / name for name in names)
-    return (single,) if single.is_file() else tuple(sorted(folder.glob("*.safetensors")))
+    return (single,) if _is_file(single) else tuple(sorted(folder.glob("*.safetensors")))
 
 
 def _hub() -> Any:
@@ -163,20 +179,23 @@ def _hub_snapshot(source: ModelSource, *, config_only: bool) -> Path:
         patterns.append("*.py")
     try:
         return Path(hub.snapshot_download(source.model, revision=source.revision, allow_patterns=patterns))
-    except (OSError, ValueError, RuntimeError) as error:
+    except Exception as error:  # the client lets errors of its HTTP library through, which have no common base
         raise _hub_error(source.model, source.revision, error) from None
 
 
 def _hub_file(repository: str, file_name: str, revision: str | None) -> Path:
     try:
         return Path(_hub().hf_hub_download(repository, file_name, revision=revision))
-    except (OSError, ValueError, RuntimeError) as error:
+    except Exception as error:  # the client lets errors of its HTTP library through, which have no common base
         raise _hub_error(f"{repository}/{file_name}", revision, error) from None
 
 
 def _hub_error(model: str, revision: str | None, error: Exception) -> ModelFileError:
     """The hub client's error as one sentence with a remedy. Its classes are told apart by name, most telling first."""
     names = [cls.__name__ for cls in type(error).__mro__]
+    if isinstance(error.__cause__, Exception):
+        # That nothing may be asked is told as the cause of what is not found.
+        names = [name for cls in type(error.__cause__).__mro__ if (name := cls.__name__) == _OFFLINE] + names
     remedies = {
         "GatedRepoError": ("needs permission", "Ask for access on its page and set HF_TOKEN."),
         "RepositoryNotFoundError": (
@@ -185,7 +204,7 @@ def _hub_error(model: str, revision: str | None, error: Exception) -> ModelFileE
         ),
         "RevisionNotFoundError": (f"has no revision {revision!r}", "Check --revision."),
         "EntryNotFoundError": ("has no such file", "Check the file's name on the model's page."),
-        "OfflineModeIsEnabled": (
+        _OFFLINE: (
             "is not in the local cache, and the hub may not be asked while HF_HUB_OFFLINE is set",
             "Unset HF_HUB_OFFLINE once to download it, or give a local folder.",
         ),

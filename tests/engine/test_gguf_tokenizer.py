@@ -122,6 +122,7 @@ def test_an_id_that_stands_for_none(tmp_path: Path) -> None:
         ({"token_type": [1]}, ModelFileError, r"10 tokens, but 1 entries of tokenizer.ggml.token_type"),
         ({"token_type": ["x"] * 10}, ModelFileError, "strings where numbers belong"),
         ({"eos_token_id": 10}, ModelFileError, r"eos_token_id is 10, but the vocabulary has 10 tokens"),
+        ({"unknown_token_id": 10}, ModelFileError, r"unknown_token_id is 10, but the vocabulary has 10 tokens"),
         ({"eos_token_id": "2"}, ModelFileError, "not a int"),
         ({"add_bos_token": 1}, ModelFileError, "not a bool"),
         ({"remove_extra_whitespaces": True}, UnsupportedModelError, "removes repeated spaces"),

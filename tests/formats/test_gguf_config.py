@@ -110,7 +110,7 @@ def test_an_unknown_architecture_is_refused_with_the_known_ones(tmp_path: Path) 
     ("fields", "message"),
     [
         ({"block_count": None}, "does not say num_hidden_layers"),
-        ({"embedding_length": "wide"}, "does not say hidden_size"),
+        ({"embedding_length": "wide"}, "has llama.embedding_length = wide, which is no size"),
         ({"attention.head_count": 0}, "does not say num_attention_heads"),
         ({"attention.layer_norm_rms_epsilon": None}, "has no llama.attention.layer_norm_rms_epsilon"),
     ],

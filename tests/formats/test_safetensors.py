@@ -71,6 +71,8 @@ def test_the_library_reads_the_same(tmp_path: Path) -> None:
         (entry(shape=[2.5]), "malformed"),
         (entry(shape=[-1, -4]), "malformed"),
         (entry(offsets=[0]), "malformed"),
+        (entry(shape=[1] * 65), "malformed"),
+        (entry(shape=[(1 << 63) - 1] * 20), "needs [0-9]+ bytes, its offsets span 16"),
         (entry(dtype="F99"), "unknown dtype 'F99'"),
         (entry(shape=[2, 3]), "needs 24 bytes, its offsets span 16"),
         (entry(shape=[1 << 40, 1 << 40]), "its offsets span 16"),

@@ -252,3 +252,10 @@ def test_the_real_hub_client_offline(tmp_path: Path) -> None:
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, env=environment, check=True)
     assert "is not in the local cache" in done.stdout
     assert "give a local folder" in done.stdout
+
+
+@pytest.mark.parametrize("model", ["x" * 5000, "a\0b"])
+def test_a_name_that_no_file_can_have_is_none(environment: Environment, model: str) -> None:
+    with pytest.raises(ModelFileError, match="There is no file or folder") as caught:
+        find(model + "/", environment)
+    assert len(str(caught.value)) < 500
