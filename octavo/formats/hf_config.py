@@ -210,7 +210,14 @@ def _num_kv_heads(fields: ConfigFields, index: int) -> int:
         return fields.whole("num_kv_heads") or fields.positive("num_attention_heads")
     if fields.get("multi_query") is not None:  # GPT-BigCode, Falcon
         return 1 if fields.flag("multi_query") else fields.positive("num_attention_heads")
+    if _picks_heads(fields):  # each of the picked experts' query heads comes with a copy of the KV heads
+        return fields.positive("num_key_value_heads") * fields.positive("num_experts_per_tok")
     return fields.whole("num_key_value_heads") or fields.positive("num_attention_heads")
+
+
+def _picks_heads(fields: ConfigFields) -> bool:
+    """Whether a token's query heads are those of the experts that it picks (JetMoE)."""
+    return "kv_channels" in fields.facts.defaults
 
 
 def _dbrx_kv_heads(fields: ConfigFields) -> int:
@@ -223,8 +230,8 @@ def _dbrx_kv_heads(fields: ConfigFields) -> int:
 
 
 def _num_heads(fields: ConfigFields) -> int:
-    """Query heads. JetMoE has as many per KV head as it picks experts."""
-    if fields.knows("kv_channels") and not fields.states("num_attention_heads"):
+    """Query heads."""
+    if _picks_heads(fields):
         return fields.positive("num_key_value_heads") * fields.positive("num_experts_per_tok")
     return fields.positive("num_attention_heads")
 

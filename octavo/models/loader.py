@@ -14,10 +14,12 @@ from octavo.errors import ModelFileError, UnsupportedModelError
 from octavo.formats.model_config import read_hf_config
 from octavo.formats.source import ModelFiles
 from octavo.models.attention_interface import ATTENTION_NAME
+from octavo.models.cache_window import check_cache_window
 from octavo.models.gguf_weights import read_gguf_weights
 from octavo.models.hf_adapter import LoadedModel, adapt_model
 from octavo.models.quantization import check_quantization, quantization_of
 from octavo.models.safetensors_weights import read_safetensors_weights
+from octavo.models.text_part import text_part
 from octavo.models.transformers_api import narrow_loading, without_values
 from octavo.models.zoo import find_model
 
@@ -51,6 +53,9 @@ def load_model(
     _refuse_kinds(model_config)
     hf_config = read_hf_config(files)
     config, model_class = find_model(hf_config, code_folder=files.path if source.trust_remote_code else None)
+    limit = source.max_model_len
+    max_model_len = limit if limit is not None and limit > 0 else model_config.max_position
+    check_cache_window(config, model_config, max_model_len)
     quantization = quantization_of(hf_config)
     if source.load_format != "dummy":
         check_quantization(quantization, files.path)
@@ -59,12 +64,11 @@ def load_model(
         .to(device)
         .eval()
     )
-    limit = source.max_model_len
     return adapt_model(
         model,
         model_config,
         backend=backend,
-        max_model_len=limit if limit is not None and limit > 0 else model_config.max_position,
+        max_model_len=max_model_len,
         block_size=block_size,
         kv_cache_dtype=_DTYPE_NAMES[dtype] if kv_cache_dtype == "auto" else kv_cache_dtype,
     )
@@ -82,9 +86,8 @@ def _load_weights(
             remedy="Add the model's .safetensors files, or ask for random weights with --load-format dummy.",
         )
     if files.kind == "folder":
-        return _build(
-            model_class, config, dtype, read_safetensors_weights(files.weight_paths, is_quantized=is_quantized), files
-        )
+        weights = text_part(read_safetensors_weights(files.weight_paths, is_quantized=is_quantized))
+        return _build(model_class, config, dtype, weights, files)
     gguf = read_gguf_weights(files.weight_paths, _parameter_shapes(model_class, config), config, dtype)
     model = _build(model_class, config, dtype, gguf.parameters, files)
     _divide_rotary(model, gguf.rotary_factors)

@@ -54,21 +54,36 @@ def find_model(hf_config: dict[str, Any], *, code_folder: Path | None = None) ->
             remedy="Correct the config's fields, or download it again.",
         ) from None
     quantization = getattr(config, "quantization_config", None)
-    config = config.get_text_config()
+    whole, config = config, config.get_text_config()
     if quantization is not None:
         config.quantization_config = quantization
-    class_name = MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.get(config.model_type)
-    if class_name is None:
+    if config is not whole:
+        # The head lies beside the parts, so whether it is the embedding is for the whole model to say.
+        config.tie_word_embeddings = whole.tie_word_embeddings
+    model_class = _causal_class(config.model_type)
+    if model_class is None and config is not whole:
+        # The text part may have no entry of its own: then the whole's class may be one that takes the text part.
+        model_class = _causal_class(whole.model_type)
+        if getattr(model_class, "config_class", None) is not type(config):
+            model_class = None
+    if model_class is None:
         raise UnsupportedModelError(
             f"The model type {config.model_type!r} has no causal language model in transformers.",
             remedy="Octavo runs causal language models only; use another model.",
         )
+    return config, model_class
+
+
+def _causal_class(model_type: str) -> Any:
+    """transformers' causal-LM class for a model type; None when there is none."""
+    class_name = MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.get(model_type)
+    if class_name is None:
+        return None
     if isinstance(class_name, tuple | list):
         class_name = class_name[0]
     # A class that another model type shares is not in this type's own package: transformers' root knows them all.
-    package = importlib.import_module(f"transformers.models.{model_type_to_module_name(config.model_type)}")
-    model_class = getattr(package, class_name, None) or getattr(importlib.import_module("transformers"), class_name)
-    return config, model_class
+    package = importlib.import_module(f"transformers.models.{model_type_to_module_name(model_type)}")
+    return getattr(package, class_name, None) or getattr(importlib.import_module("transformers"), class_name)
 
 
 def _find_own_model(own_classes: Mapping[str, Any], folder: Path) -> tuple[Any, Any]:

@@ -118,7 +118,8 @@ def test_sliding_layers_with_twice_the_heads() -> None:
         ({"model_type": "falcon", "new_decoder_architecture": True, "num_kv_heads": 8}, 8),
         ({"model_type": "dbrx", "attn_config": {"kv_n_heads": 8}}, 8),
         ({"model_type": "dbrx"}, 1),
-        ({"model_type": "jetmoe"}, 16),
+        ({"model_type": "jetmoe"}, 32),
+        ({"model_type": "jetmoe", "num_key_value_heads": 2, "num_experts_per_tok": 3}, 6),
     ],
 )
 def test_kv_heads_under_other_names(config: dict[str, Any], kv_heads: int) -> None:
@@ -240,7 +241,9 @@ def transformers_says(config: Any, facts: TypeFacts) -> list[tuple[Any, ...]]:
         sizes: tuple[Any, ...] = ("mla",)
         if not getattr(own, "kv_lora_rank", None):
             size = getattr(own, "head_dim", None) or own.hidden_size // heads
-            sizes = (getattr(own, "num_key_value_heads", None) or heads, size)
+            # A class with kv_channels copies its KV heads for each expert before it attends.
+            has_copies = getattr(own, "kv_channels", None) is not None
+            sizes = (heads if has_copies else getattr(own, "num_key_value_heads", None) or heads, size)
         layers.append((*sizes, window if kind == "sliding_attention" else None, kind == "chunked_attention"))
     return layers
 

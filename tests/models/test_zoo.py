@@ -21,6 +21,19 @@ def test_a_composite_model_gives_its_text_part() -> None:
     assert (config.model_type, config.num_hidden_layers) == ("gemma3_text", 5)
 
 
+@pytest.mark.parametrize("is_tied", [True, False])
+def test_a_composite_model_says_whether_its_head_is_the_embedding(is_tied: bool) -> None:
+    text = {"model_type": "qwen2", "num_hidden_layers": 2, "tie_word_embeddings": not is_tied}
+    config, _ = find_model({"model_type": "got_ocr2", "tie_word_embeddings": is_tied, "text_config": text})
+    assert config.tie_word_embeddings is is_tied
+
+
+def test_a_composite_model_may_name_the_class_of_its_text_part() -> None:
+    config, model_class = find_model({"model_type": "emu3"})
+    assert model_class.__name__ == "Emu3ForCausalLM"
+    assert type(config) is model_class.config_class
+
+
 def test_a_class_that_lives_with_another_model_type_is_found() -> None:
     _, model_class = find_model({"model_type": "gpt-sw3", "n_layer": 2})
     assert model_class.__name__ == "GPT2LMHeadModel"
