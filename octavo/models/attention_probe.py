@@ -11,7 +11,6 @@ Whatever does not fit is refused by the property that does not fit.
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -19,6 +18,7 @@ from typing import Any
 import torch
 
 from octavo.errors import UnsupportedModelError
+from octavo.models.adoption import calls_interface
 from octavo.models.attention_interface import ATTENTION_NAME, PROBE_NAME, clear_hook, set_hook
 from octavo.models.attention_recorder import AttentionCall, Recorder
 from octavo.models.modules.replacement import watch_linears
@@ -46,11 +46,9 @@ class AttentionProbe:
         self._model = model
         self._length = max(length, NUM_PROBE_TOKENS)
         self._tokens = torch.arange(1, NUM_PROBE_TOKENS + 1, device=model.device) * 7919 % vocab_size
-        if "position_ids" not in inspect.signature(type(model).forward).parameters:
-            raise UnsupportedModelError(
-                f"{type(model).__name__} takes no positions: it counts the tokens of its input itself.", remedy=_REMEDY
-            )
-        model.set_attn_implementation(PROBE_NAME)
+        self._calls_interface = calls_interface(model)
+        if self._calls_interface:
+            model.set_attn_implementation(PROBE_NAME)
         recorder = Recorder(num_tokens=NUM_PROBE_TOKENS, mask_length=self._length)
         with _watch_entry(model) as entry, watch_linears(model) as self.linear_calls:
             # No positions are given here: these are the ones that `generate` would use.
@@ -70,14 +68,17 @@ class AttentionProbe:
         self.hidden: torch.Tensor = entry.output[0]
         """[1, probe tokens, hidden size]"""
         self._base = model.get_submodule(self.base_path)
-        self.position_input = PositionInput.of(self._base, (call.module for call in self.calls))
+        # Modules that were adopted may ask a cache how long it is only to cut a bias that nobody computes any more.
+        counting = [call.module for call in self.calls] if self._calls_interface else []
+        self.position_input = PositionInput.of(self._base, counting)
 
     def check_independence(self) -> None:
         """Run again with repeated tokens; raises `UnsupportedModelError` unless each comes out as it did alone.
 
-        Leaves the model set to `ATTENTION_NAME`: from now on it makes no masks.
+        Leaves a model that calls the interface set to `ATTENTION_NAME`: from now on it makes no masks.
         """
-        self._model.set_attn_implementation(ATTENTION_NAME)
+        if self._calls_interface:
+            self._model.set_attn_implementation(ATTENTION_NAME)
         repeated = torch.arange(NUM_PROBE_TOKENS, device=self._tokens.device) % _REPEAT + NUM_PROBE_TOKENS - _REPEAT
         positions = repeated.clone()
         positions[-1] = self._length - 1
@@ -87,7 +88,9 @@ class AttentionProbe:
             return
         # Which of the three differences between the forwards was it?
         counted = torch.arange(NUM_PROBE_TOKENS, device=self._tokens.device)
-        if self._first_difference(self._tokens, counted, (NUM_PROBE_TOKENS - _REPEAT,)) is not None:
+        if not self.position_input.takes_positions:
+            reason = "its place in a batch: the model takes no positions, it counts the tokens of its input itself"
+        elif self._first_difference(self._tokens, counted, (NUM_PROBE_TOKENS - _REPEAT,)) is not None:
             reason = "where its sequence starts: positions are not counted from 0"
         elif self._first_difference(self._tokens[repeated], repeated, (0, _REPEAT)) is not None:
             reason = "its neighbours outside of attention"
@@ -95,7 +98,9 @@ class AttentionProbe:
             reason = "how far the longest sequence of a batch reaches"
         raise UnsupportedModelError(
             f"{where} lets a token's own vectors depend on {reason}.",
-            remedy="A rotary embedding that changes with length (longrope, dynamic NTK) runs up to its original "
+            remedy=_REMEDY
+            if not self.position_input.takes_positions
+            else "A rotary embedding that changes with length (longrope, dynamic NTK) runs up to its original "
             "length, given as --max-model-len; other models of this kind cannot be computed yet.",
         )
 

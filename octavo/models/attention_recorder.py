@@ -20,6 +20,9 @@ from octavo.models.transformers_api import ALL_ATTENTION_FUNCTIONS
 _HARMLESS_TENSORS = frozenset({"position_ids", "cache_position", "cu_seq_lens_q", "cu_seq_lens_k"})
 """Tensors that modules hand to every attention function and that change no result."""
 
+_KNOWN_TENSORS = frozenset({"s_aux", "alibi_slopes"})
+"""Tensors that modules hand over and that `AttentionCall` has."""
+
 _REMEDY = "Octavo cannot run this model yet; use another one."
 
 
@@ -36,6 +39,7 @@ class AttentionCall:
     scale: float
     soft_cap: float | None
     sinks: torch.Tensor | None
+    alibi_slopes: torch.Tensor | None
     mask: MaskKind | None
     shares_with: int | None
     """Index of the earlier layer whose keys and values these are."""
@@ -66,7 +70,7 @@ class Recorder(AttentionHook):
         _check_shapes(module, query, key, value, self._num_tokens)
         call = AttentionCall(
             module=module,
-            layer_index=self._layer_index(module),
+            layer_index=self._layer_index(module, options),
             num_heads=query.shape[1],
             num_kv_heads=key.shape[1],
             head_size=query.shape[3],
@@ -74,7 +78,8 @@ class Recorder(AttentionHook):
             scale=_scale(query, options),
             soft_cap=options.get("softcap"),
             sinks=_sinks(options),
-            mask=None if self._mask_length is None else self._mask_kind(module, mask, self._mask_length),
+            alibi_slopes=options.get("alibi_slopes"),
+            mask=options.get("mask_kind") or self._mask_kind(module, mask),
             shares_with=self._shares_with(key),
             query=query,
             key=key,
@@ -87,8 +92,8 @@ class Recorder(AttentionHook):
         group_size = call.num_heads // call.num_kv_heads
         return value.repeat_interleave(group_size, dim=1).transpose(1, 2).contiguous()
 
-    def _layer_index(self, module: nn.Module) -> int:
-        index = getattr(module, "layer_idx", None)
+    def _layer_index(self, module: nn.Module, options: dict[str, Any]) -> int:
+        index = options.get("layer_index", getattr(module, "layer_idx", None))
         if not isinstance(index, int):
             raise UnsupportedModelError(
                 f"The model's {type(module).__name__} does not know its own layer_idx.", remedy=_REMEDY
@@ -105,7 +110,9 @@ class Recorder(AttentionHook):
                 return call.layer_index
         return None
 
-    def _mask_kind(self, module: nn.Module, mask: torch.Tensor | None, length: int) -> MaskKind:
+    def _mask_kind(self, module: nn.Module, mask: torch.Tensor | None) -> MaskKind | None:
+        if self._mask_length is None:
+            return None
         if mask is None or getattr(module, "is_causal", True) is False:
             raise UnsupportedModelError(
                 f"The model's {type(module).__name__} sees later tokens (its attention is not causal).", remedy=_REMEDY
@@ -116,7 +123,7 @@ class Recorder(AttentionHook):
                 f"The model's {type(module).__name__} computes its attention mask or a bias itself.", remedy=_REMEDY
             )
         if id(mask) not in self._mask_kinds:
-            self._mask_kinds[id(mask)] = find_mask_kind(function, length)
+            self._mask_kinds[id(mask)] = find_mask_kind(function, self._mask_length)
         return self._mask_kinds[id(mask)]
 
 
@@ -151,7 +158,7 @@ def _sinks(options: dict[str, Any]) -> torch.Tensor | None:
 
 def _check_options(module: nn.Module, options: dict[str, Any]) -> None:
     for name, option in options.items():
-        if isinstance(option, torch.Tensor) and name != "s_aux" and name not in _HARMLESS_TENSORS:
+        if isinstance(option, torch.Tensor) and name not in _KNOWN_TENSORS and name not in _HARMLESS_TENSORS:
             raise UnsupportedModelError(
                 f"The model's {type(module).__name__} hands its attention a tensor {name!r} that Octavo does not know.",
                 remedy=_REMEDY,

@@ -22,6 +22,7 @@ from octavo.attention.backend import AttentionBackend, AttentionLayer
 from octavo.config import LayerConfig, ModelConfig, layer_name
 from octavo.errors import UnsupportedModelError
 from octavo.kv.specs import AttentionSpec, ChunkedLocalSpec, FullAttentionSpec, LayerSpec, SlidingWindowSpec
+from octavo.models.adoption import adopt_attention, calls_interface
 from octavo.models.attention_interface import BoundAttention, set_hook
 from octavo.models.attention_probe import AttentionProbe
 from octavo.models.attention_recorder import AttentionCall
@@ -132,6 +133,8 @@ def adapt_model(
     can compute; the message names the property.
     """
     with torch.inference_mode(), _few_threads(model):
+        if not calls_interface(model):
+            adopt_attention(model, length=max_model_len, vocab_size=model_config.vocab_size)
         probe = AttentionProbe(model, length=max_model_len, vocab_size=model_config.vocab_size)
         _check_layers(probe.calls, model_config, max_model_len)
         packed_bytes = replace_modules(model, probe.linear_calls)
@@ -199,6 +202,7 @@ def _attention_layer(
         chunk=chunk,
         soft_cap=call.soft_cap,
         sinks=call.sinks,
+        alibi_slopes=call.alibi_slopes,
         kv_sharing_target=None if call.shares_with is None else layer_name(call.shares_with),
     )
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -13,6 +13,7 @@ from octavo.config import ModelConfig, ModelSource
 from octavo.errors import ModelFileError, UnsupportedModelError
 from octavo.formats.model_config import read_hf_config
 from octavo.formats.source import ModelFiles
+from octavo.models.adoption import own_attention
 from octavo.models.attention_interface import ATTENTION_NAME
 from octavo.models.cache_window import check_cache_window
 from octavo.models.gguf_weights import read_gguf_weights
@@ -106,25 +107,32 @@ def _refuse_kinds(model_config: ModelConfig) -> None:
 
 
 def _random_model(model_class: Any, config: Any, dtype: torch.dtype, seed: int) -> Any:
-    with torch.random.fork_rng(devices=[]), _refusing(model_class):
+    def construct(attention: str) -> Any:
         torch.manual_seed(seed)
-        return model_class._from_config(config, dtype=dtype, attn_implementation=ATTENTION_NAME)
+        return model_class._from_config(config, dtype=dtype, attn_implementation=attention)
+
+    with torch.random.fork_rng(devices=[]), _refusing(model_class):
+        return _with_attention(model_class, construct)
 
 
 def _build(
     model_class: Any, config: Any, dtype: torch.dtype, weights: dict[str, torch.Tensor], files: ModelFiles
 ) -> Any:
     """The model with these weights. transformers renames, merges and ties them as it does for its own checkpoints."""
-    with _refusing(model_class), narrow_loading(model_class, has_exact_names=files.kind == "gguf"):
-        model, report = model_class.from_pretrained(
+
+    def construct(attention: str) -> Any:
+        return model_class.from_pretrained(
             None,
             config=config,
             state_dict=weights,
             dtype=dtype,
-            attn_implementation=ATTENTION_NAME,
+            attn_implementation=attention,
             output_loading_info=True,
             ignore_mismatched_sizes=True,
         )
+
+    with _refusing(model_class), narrow_loading(model_class, has_exact_names=files.kind == "gguf"):
+        model, report = _with_attention(model_class, construct)
     for what, names in (
         ("lacks weights that the model has", report["missing_keys"]),
         ("holds weights that the model has not", report["unexpected_keys"]),
@@ -135,6 +143,16 @@ def _build(
     return model
 
 
+def _with_attention(model_class: Any, construct: Callable[[str], Any]) -> Any:
+    """What `construct` gives for Octavo's attention, or the model's own where it has classes for those alone."""
+    try:
+        return construct(ATTENTION_NAME)
+    except KeyError as error:
+        if error.args != (ATTENTION_NAME,):
+            raise
+        return construct(own_attention(model_class))
+
+
 @contextmanager
 def _refusing(model_class: Any) -> Iterator[None]:
     """Whatever transformers raises inside this becomes one sentence."""
@@ -143,11 +161,8 @@ def _refusing(model_class: Any) -> Iterator[None]:
     except MemoryError:
         raise
     except Exception as error:
-        reason = f"{type(error).__name__}: {error}"
-        if isinstance(error, KeyError) and error.args == (ATTENTION_NAME,):
-            reason = "it chooses among attention classes of its own"
         raise UnsupportedModelError(
-            f"transformers cannot build {model_class.__name__} with its attention interface: {reason}.",
+            f"transformers cannot build {model_class.__name__}: {type(error).__name__}: {error}.",
             remedy="Octavo cannot run this model; use another one.",
         ) from error
 

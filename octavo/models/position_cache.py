@@ -52,18 +52,22 @@ class PositionInput:
 
     cache_name: str | None = None
     """The argument that takes a `PositionCache` too; None where positions alone do."""
+    takes_positions: bool = True
+    """False where the model has no use for them: its attention looks at distances alone."""
 
     @staticmethod
     def of(base: nn.Module, attention_modules: Iterable[nn.Module]) -> PositionInput:
         """For a base model and the modules in it that compute attention."""
-        if not any(asks_for_length(module) for module in attention_modules):
-            return PositionInput()
         parameters = inspect.signature(inspect.unwrap(type(base).forward)).parameters
-        return PositionInput("past_key_values" if "past_key_values" in parameters else "cache")
+        takes_positions = "position_ids" in parameters
+        if not any(asks_for_length(module) for module in attention_modules):
+            return PositionInput(takes_positions=takes_positions)
+        name = "past_key_values" if "past_key_values" in parameters else "cache"
+        return PositionInput(name, takes_positions=takes_positions)
 
     def at(self, positions: torch.Tensor) -> dict[str, Any]:
         """Arguments for tokens at `positions`, int64 [T]."""
-        given: dict[str, Any] = {"position_ids": positions[None]}
+        given: dict[str, Any] = {"position_ids": positions[None]} if self.takes_positions else {}
         if self.cache_name is not None:
             given[self.cache_name] = PositionCache.at(positions)
         return given

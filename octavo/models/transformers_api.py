@@ -192,6 +192,7 @@ def narrow_loading(model_class: Any, *, has_exact_names: bool = False) -> Iterat
 
 with _narrowly():
     from transformers.initialization import no_init_weights
+    from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS as MASK_FUNCTIONS
     from transformers.masking_utils import AttentionMaskInterface, eager_mask
     from transformers.modeling_outputs import ModelOutput
     from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS, AttentionInterface, PreTrainedModel
@@ -207,6 +208,7 @@ __all__ = [
     "ALL_ATTENTION_FUNCTIONS",
     "CONFIG_MAPPING",
     "CONFIG_MAPPING_NAMES",
+    "MASK_FUNCTIONS",
     "MODEL_FOR_CAUSAL_LM_MAPPING_NAMES",
     "AttentionInterface",
     "AttentionMaskInterface",

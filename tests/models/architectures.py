@@ -43,6 +43,8 @@ class Architecture(NamedTuple):
     head_size: int = 8
     shared_from: tuple[int | None, ...] = (None,) * 4
     """By layer: the earlier layer whose cache it reads."""
+    reference: str = "eager"
+    """transformers' own attention to compare with."""
 
     def model_config(self, model_type: str, **changes: Any) -> ModelConfig:
         layer = {"num_kv_heads": self.num_kv_heads, "head_size": self.head_size} | changes
@@ -146,6 +148,41 @@ ARCHITECTURES: dict[str, Architecture] = {
     "gpt_neox": Architecture(NO_GROUPS, num_kv_heads=4),
     "gpt2": Architecture(GPT2_FIELDS, num_kv_heads=4),
     "gpt2-scaled-by-layer": Architecture(GPT2_FIELDS | {"scale_attn_by_inverse_layer_idx": True}, num_kv_heads=4),
+    "bloom": Architecture(
+        {"vocab_size": VOCAB_SIZE, "hidden_size": 48, "n_layer": 4, "n_head": 6, "bos_token_id": 1, "eos_token_id": 2},
+        num_kv_heads=6,
+    ),
+    "mpt": Architecture(
+        {"vocab_size": VOCAB_SIZE, "d_model": 48, "n_layers": 4, "n_heads": 6, "max_seq_len": MAX_LENGTH},
+        num_kv_heads=6,
+    ),
+    "falcon": Architecture(NO_GROUPS | {"multi_query": True, "alibi": False}, num_kv_heads=1),
+    "falcon-grouped": Architecture(NO_GROUPS | {"new_decoder_architecture": True, "num_kv_heads": 2, "alibi": False}),
+    # Its eager attention adds the bias twice; `generate` takes torch's.
+    "falcon-alibi": Architecture(NO_GROUPS | {"multi_query": False, "alibi": True}, num_kv_heads=4, reference="sdpa"),
+    "gpt_neo": Architecture(
+        {
+            "vocab_size": VOCAB_SIZE,
+            "hidden_size": 32,
+            "num_layers": 4,
+            "num_heads": 4,
+            "attention_types": [[["local", "global"], 2]],
+            "window_size": WINDOW,
+            "tie_word_embeddings": False,
+            "max_position_embeddings": MAX_LENGTH,
+            "bos_token_id": 1,
+            "eos_token_id": 2,
+        },
+        "SFSF",
+        num_kv_heads=4,
+    ),
+    "gpt_neox_japanese": Architecture(NO_GROUPS, num_kv_heads=4),
+    "xglm": Architecture(
+        {"vocab_size": VOCAB_SIZE, "d_model": 32, "ffn_dim": 48, "num_layers": 4, "attention_heads": 4}
+        | {"max_position_embeddings": MAX_LENGTH},
+        num_kv_heads=4,
+    ),
+    "rembert": Architecture(NO_GROUPS | {"is_decoder": True}, num_kv_heads=4),
 }
 """Model types, some with a suffix after `-` for a variant."""
 
@@ -156,7 +193,9 @@ def save_model(name: str, folder: Path, *, spread: float = 0.15) -> torch.nn.Mod
 
     config = AutoConfig.for_model(name.partition("-")[0], **ARCHITECTURES[name].fields)
     torch.manual_seed(0)
-    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32, attn_implementation="eager").eval()
+    model = AutoModelForCausalLM.from_config(
+        config, dtype=torch.float32, attn_implementation=ARCHITECTURES[name].reference
+    ).eval()
     with torch.no_grad():
         for parameter in model.parameters():
             if parameter.dim() >= 2:

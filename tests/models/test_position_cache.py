@@ -9,7 +9,9 @@ from octavo.models.position_cache import PositionCache, PositionInput, asks_for_
 class Counting(nn.Module):
     """As attention modules count that take no positions."""
 
-    def forward(self, rows: torch.Tensor, cache: PositionCache | None = None) -> torch.Tensor:
+    def forward(
+        self, rows: torch.Tensor, cache: PositionCache | None = None, position_ids: object = None
+    ) -> torch.Tensor:
         seen = cache.get_seq_length(3) if cache is not None else 0
         return torch.arange(rows.shape[0]) + seen
 
@@ -38,4 +40,5 @@ def test_only_a_module_that_asks_gets_a_cache() -> None:
     assert not asks_for_length(Plain())
     assert list(PositionInput.of(Counting(), [Plain()]).at(positions)) == ["position_ids"]
     assert list(PositionInput.of(Counting(), [Plain(), Counting()]).at(positions)) == ["position_ids", "cache"]
-    assert list(PositionInput.of(Plain(), [Counting()]).at(positions)) == ["position_ids", "past_key_values"]
+    assert list(PositionInput.of(Plain(), [Counting()]).at(positions)) == ["past_key_values"]
+    assert list(PositionInput.of(Plain(), []).at(positions)) == []

@@ -10,12 +10,12 @@ from octavo.attention.backend import AttentionLayer
 from octavo.errors import OctavoError
 from octavo.models.position_cache import PositionCache
 from tests.parity.reference import greedy
-from tests.parity.tiny import CHUNKED
+from tests.parity.tiny import ALIBI, CHUNKED
 from tests.parity.toy import Toy
 
-KINDS: dict[str, dict[str, Any]] = {"chunked": CHUNKED}
+KINDS: dict[str, dict[str, Any]] = {"chunked": CHUNKED, "alibi": ALIBI}
 LENGTHS = (1, 2, 8, 9, 10, 17, 18, 19, 33, 70)
-"""Below, at and past the chunk of 9 tokens and the multiples of it."""
+"""Below, at and past the chunk of 9 tokens, and the multiples of it."""
 FORKS = (16, 36, 36)
 NUM_LONG_OUTPUT_TOKENS = 40
 

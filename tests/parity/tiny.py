@@ -60,6 +60,16 @@ CHUNKED: dict[str, Any] = _COMMON | {
 }
 """Chunks that no block size divides; layers without rotary whose queries grow with the position."""
 
+ALIBI: dict[str, Any] = {
+    "model_type": "mpt",
+    "vocab_size": VOCAB_SIZE,
+    "d_model": 48,
+    "n_layers": 4,
+    "n_heads": 6,
+    "max_seq_len": 256,
+}
+"""A bias by distance instead of positions, in modules that compute attention themselves."""
+
 
 def build_model(folder: Path, config: dict[str, Any], *, seed: int = 0, spread: float = 0.25) -> torch.nn.Module:
     """Save a random model of `config` in `folder` and return it; `spread` is large enough for varied greedy tokens."""
