@@ -14,6 +14,7 @@ from octavo.attention.backend import AttentionBackend, AttentionLayer, Attention
 from octavo.attention.numba_emit import BFLOAT16, FLOAT16, FLOAT32, LINE, Element, VectorPath
 from octavo.attention.numba_job import JOB, SLOTS_PER_THREAD, STEP_FIELDS, align, scratch_bytes, state_bytes
 from octavo.attention.numba_kernels import KernelTable, kernels_of, row_element_of, tile_rows_of, vector_paths
+from octavo.attention.numba_memory import Record
 from octavo.attention.numba_rows import CODES
 from octavo.attention.numba_write import UNIT_TOKENS, WRITE_JOB, WRITE_STEP_FIELDS
 from octavo.attention.team import Team, make_team
@@ -23,17 +24,6 @@ _ELEMENTS = {torch.float32: FLOAT32, torch.bfloat16: BFLOAT16, torch.float16: FL
 _CODES = {dtype: CODES[element.name] for dtype, element in _ELEMENTS.items()}
 _STEP = struct.Struct(f"{len(STEP_FIELDS)}q")
 _WRITE_STEP = struct.Struct(f"{len(WRITE_STEP_FIELDS)}q")
-
-
-class _Record:
-    """The argument of a kernel. Owns: its memory, which stays where it is, since kernels read it in place."""
-
-    def __init__(self, kind: np.dtype[Any], fields: dict[str, float]) -> None:
-        self.array = np.zeros(1, kind)
-        for name, value in fields.items():
-            self.array[name] = value
-        self.address = self.array.ctypes.data
-        self.bytes = self.array.data.cast("B")
 
 
 class _Pages:
@@ -61,7 +51,7 @@ class _Pages:
         }
         # V inside K is written with it.
         written = {"value_size": 0} if value.data_ptr() == key.data_ptr() else {}
-        self.record = _Record(WRITE_JOB, self.fields | written)
+        self.record = Record(WRITE_JOB, self.fields | written)
 
 
 class _LayerJob:
@@ -97,7 +87,7 @@ class _LayerJob:
             "scale": layer.scale,
             "soft_cap": layer.soft_cap or 0.0,
         }
-        self.record = _Record(JOB, fields)
+        self.record = Record(JOB, fields)
 
     def place(self, memory: np.ndarray[Any, Any], num_threads: int) -> None:
         """Lets the kernel work in `memory`, on `num_threads` threads."""

@@ -58,10 +58,11 @@ def vector_paths() -> tuple[VectorPath, ...]:
 
 
 @cache
-def source_digest() -> str:
-    """Of all kernel sources: a kernel is compiled from several files, and numba watches only the outermost one's."""
+def source_digest(*others: Path) -> str:
+    """Of all kernel sources, and of `others`: a kernel is compiled from several files, and numba watches only the
+    outermost one's."""
     digest = hashlib.blake2b(digest_size=8)
-    for file in sorted(Path(__file__).parent.glob("numba_*.py")):
+    for file in (*sorted(Path(__file__).parent.glob("numba_*.py")), *others):
         digest.update(file.read_bytes())
     return digest.hexdigest()
 
@@ -127,18 +128,26 @@ class KernelTable:
     def _address(self, key: tuple[object, ...], signature: Any, function: Callable[..., None]) -> int:
         compiled = self._functions.get(key)
         if compiled is None:
-            compiled = self._functions[key] = _compile(signature, function, self._folder / source_digest())
+            compiled = self._functions[key] = compile_kernel(signature, function, self._folder / source_digest())
         return int(compiled.address)
 
 
 @cache
 def kernels_of(path: VectorPath, folder: Path | None = None) -> KernelTable:
     """The kernels of `path`, kept in `folder`; None keeps them beside their sources, as Python does its own."""
-    return KernelTable(path, folder or Path(__file__).parent / "__pycache__" / "kernels")
+    return KernelTable(path, folder or kernel_folder())
 
 
-def _compile(signature: Any, function: Callable[..., None], folder: Path) -> Any:
-    """A C function, from `folder` where it was compiled before. Where nothing can be kept, it lasts for the process."""
+def kernel_folder() -> Path:
+    """Where kernels are kept unless another folder is named: beside their sources, as Python keeps its own."""
+    return Path(__file__).parent / "__pycache__" / "kernels"
+
+
+def compile_kernel(signature: Any, function: Callable[..., None], folder: Path) -> Any:
+    """A C function, from `folder` where it was compiled before; its `address` is valid as long as it lives.
+
+    Where nothing can be kept in `folder`, it is compiled for this process.
+    """
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with _kept_in(folder):

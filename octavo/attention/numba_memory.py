@@ -101,3 +101,14 @@ def prefetch(typing_context: Any, address: Any) -> Any:
         return context.get_dummy_value()
 
     return types.none(types.int64), emit
+
+
+class Record:
+    """The argument of a kernel. Owns: its memory, which stays where it is, since kernels read it in place."""
+
+    def __init__(self, kind: np.dtype[Any], fields: dict[str, float]) -> None:
+        self.array = np.zeros(1, kind)
+        for name, value in fields.items():
+            self.array[name] = value
+        self.address = self.array.ctypes.data
+        self.bytes = self.array.data.cast("B")

@@ -42,6 +42,19 @@ class AttentionHook(ABC):
     ) -> torch.Tensor:
         """[1, tokens, heads, value size] from tensors of shape [1, heads, tokens, size]."""
 
+    def attend_rows(
+        self,
+        module: nn.Module,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        mask: torch.Tensor | None,
+        options: dict[str, Any],
+    ) -> torch.Tensor:
+        """[tokens, heads, value size] from tensors of shape [tokens, heads, size]."""
+        query, key, value = (part.transpose(0, 1).unsqueeze(0) for part in (query, key, value))
+        return self.attend(module, query, key, value, mask, options)[0]
+
 
 class BoundAttention(AttentionHook):
     """Sends a module's queries, keys and values through its `AttentionLayer`. Owns: nothing. Never: copies them."""
@@ -63,6 +76,17 @@ class BoundAttention(AttentionHook):
             return layer.forward(query[0].transpose(0, 1), None, None).unsqueeze(0)
         return layer.forward(query[0].transpose(0, 1), key[0].transpose(0, 1), value[0].transpose(0, 1)).unsqueeze(0)
 
+    def attend_rows(
+        self,
+        module: nn.Module,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        mask: torch.Tensor | None,
+        options: dict[str, Any],
+    ) -> torch.Tensor:
+        return self.layer.forward(query, key, value)
+
 
 def set_hook(module: nn.Module, hook: AttentionHook) -> None:
     """Let `module`'s attention calls go to `hook`. Kept out of the module's own attributes: it is no submodule."""
@@ -72,6 +96,20 @@ def set_hook(module: nn.Module, hook: AttentionHook) -> None:
 def clear_hook(module: nn.Module) -> None:
     """Take back what `set_hook` did; does nothing where there is no hook."""
     module.__dict__.pop(_HOOK, None)
+
+
+def hook_of(module: nn.Module) -> AttentionHook:
+    """What `module`'s attention calls go to.
+
+    Raises `UnsupportedModelError` when a module calls that did not call while the model was examined.
+    """
+    hook: AttentionHook | None = module.__dict__.get(_HOOK)
+    if hook is None:
+        raise UnsupportedModelError(
+            f"A {type(module).__name__} of the model computes attention only now and then.",
+            remedy="Octavo needs every attention layer in every step; use another model.",
+        )
+    return hook
 
 
 def mask_function_of(mask: torch.Tensor | None) -> Any:
@@ -91,13 +129,7 @@ def attention_forward(
 
     Raises `UnsupportedModelError` when a module calls that did not call while the model was examined.
     """
-    hook = module.__dict__.get(_HOOK)
-    if hook is None:
-        raise UnsupportedModelError(
-            f"A {type(module).__name__} of the model computes attention only now and then.",
-            remedy="Octavo needs every attention layer in every step; use another model.",
-        )
-    return hook.attend(module, query, key, value, attention_mask, options), None
+    return hook_of(module).attend(module, query, key, value, attention_mask, options), None
 
 
 def _probe_mask(*, mask_function: Any, **arguments: Any) -> torch.Tensor | None:

@@ -27,6 +27,7 @@ from octavo.models.attention_interface import BoundAttention, set_hook
 from octavo.models.attention_probe import AttentionProbe
 from octavo.models.attention_recorder import AttentionCall
 from octavo.models.mask_kind import MaskKind
+from octavo.models.modules.fused_attention import Heads
 from octavo.models.modules.replacement import replace_modules
 
 _SMALL_MODEL_BYTES = 1 << 30
@@ -137,7 +138,12 @@ def adapt_model(
             adopt_attention(model, length=max_model_len, vocab_size=model_config.vocab_size)
         probe = AttentionProbe(model, length=max_model_len, vocab_size=model_config.vocab_size)
         _check_layers(probe.calls, model_config, max_model_len)
-        packed_bytes = replace_modules(model, probe.linear_calls)
+        heads = {
+            call.module: Heads(call.num_heads, call.num_kv_heads, call.head_size, call.value_size)
+            for call in probe.calls
+            if call.shares_with is None
+        }
+        replaced = replace_modules(model, probe.seen, heads)
         probe.check_independence()
     layers: dict[str, AttentionLayer] = {}
     for call in sorted(probe.calls, key=lambda call: call.layer_index):
@@ -145,14 +151,14 @@ def adapt_model(
             call, model_config.layers[call.layer_index], backend, block_size=block_size, dtype=kv_cache_dtype
         )
         layers[layer.name] = layer
-        set_hook(call.module, BoundAttention(layer))
+        set_hook(replaced.modules.get(call.module, call.module), BoundAttention(layer))
     shared = {name: layer.kv_sharing_target for name, layer in layers.items() if layer.kv_sharing_target is not None}
     loaded = LoadedModel(
         model,
         model_config=model_config,
         attention_layers=layers,
         shared_layers=shared,
-        weight_bytes=packed_bytes + sum(tensor.nbytes for tensor in (*model.parameters(), *model.buffers())),
+        weight_bytes=replaced.num_bytes + sum(tensor.nbytes for tensor in (*model.parameters(), *model.buffers())),
         probe=probe,
     )
     if not torch.allclose(loaded.compute_logits(probe.hidden[0]), probe.logits[0], rtol=1e-2, atol=1e-2):

@@ -1,59 +1,23 @@
-"""Linear layers whose weights lie in the order that oneDNN's bfloat16 kernels read.
-
-torch reorders a plain weight at every call, or uses a slower kernel. Reordered once, one weight serves every number of
-rows, at about twice the speed for few rows (decode) and a little more than torch's for many.
-"""
+"""Linear layers that compute together: those of one input share one product."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 from torch import nn
 
-
-def can_pack(module: nn.Module) -> bool:
-    """Whether `module` is a plain linear layer (no subclass, no hook) that is faster when packed, on this machine."""
-    if type(module) is not nn.Linear or module._forward_hooks or module._forward_pre_hooks:
-        return False
-    weight = module.weight
-    return (
-        weight.device.type == "cpu"
-        and weight.dtype == torch.bfloat16
-        and (module.bias is None or module.bias.dtype == torch.bfloat16)
-        and torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
-        and bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
-    )
-
-
-class PackedWeight:
-    """A reordered weight [outputs, inputs] with its bias. Owns: the only copy of the weight."""
-
-    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
-        self.num_bytes = weight.nbytes + (0 if bias is None else bias.nbytes)
-        self._weight: torch.Tensor = torch.ops.mkldnn._reorder_linear_weight(weight.detach(), 1)
-        self._bias = None if bias is None else bias.detach()
-        self._multiply = torch.ops.mkldnn._linear_pointwise.default
-
-    def apply(self, rows: torch.Tensor) -> torch.Tensor:
-        """[..., outputs] from [..., inputs]."""
-        result: torch.Tensor = self._multiply(rows, self._weight, self._bias, "none", [], "")
-        return result
-
-    def plain(self) -> torch.Tensor:
-        """A copy of the weight in torch's order: slow, for code that looks at a layer's weight."""
-        return self._weight.to_dense()
+from octavo.models.modules.weights import weight_of
 
 
 class PackedLinear(nn.Module):
-    """In place of `nn.Linear`. Owns: its packed weight. Never: keeps the plain one."""
+    """In place of `nn.Linear`. Owns: its weight, packed where that is faster. Never: keeps the plain one beside it."""
 
     def __init__(self, linear: nn.Linear) -> None:
         super().__init__()
         self.in_features = linear.in_features
         self.out_features = linear.out_features
-        self.packed = PackedWeight(linear.weight, linear.bias)
+        self.packed = weight_of([linear])
 
     @property
     def weight(self) -> torch.Tensor:
@@ -70,9 +34,7 @@ class FusedInput:
     """
 
     def __init__(self, linears: Sequence[nn.Linear]) -> None:
-        biases: list[Any] = [linear.bias for linear in linears]
-        joint_bias = None if biases[0] is None else torch.cat(biases)
-        self.packed = PackedWeight(torch.cat([linear.weight for linear in linears]), joint_bias)
+        self.packed = weight_of(linears)
         self.sizes = [linear.out_features for linear in linears]
         self._rows: torch.Tensor | None = None
         self._parts: Sequence[torch.Tensor] = ()

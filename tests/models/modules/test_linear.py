@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from octavo.models.modules.linear import FusedInput, FusedLinear, PackedLinear, can_pack
+from octavo.models.modules.linear import FusedInput, FusedLinear, PackedLinear
 
 pytestmark = pytest.mark.skipif(
     not torch.ops.mkldnn._is_mkldnn_bf16_supported(), reason="this CPU has no bfloat16 kernels"
@@ -58,17 +58,3 @@ def test_a_fused_input_lets_go_of_its_rows() -> None:
     fused.part(rows, 0)
     fused.part(rows, 1)
     assert fused._rows is None and fused._parts == ()
-
-
-def test_what_can_be_packed() -> None:
-    class Special(nn.Linear):
-        pass
-
-    hooked = linear(8)
-    hooked.register_forward_hook(lambda *_: None)
-    assert can_pack(linear(8)) and can_pack(linear(8, bias=True))
-    assert not can_pack(linear(8, dtype=torch.float32))
-    assert not can_pack(linear(8, dtype=torch.float16))
-    assert not can_pack(Special(48, 8).bfloat16())
-    assert not can_pack(hooked)
-    assert not can_pack(nn.Embedding(8, 48).bfloat16())

@@ -6,8 +6,10 @@ import pytest
 import torch
 from torch import nn
 
+from octavo.models.modules.fused_attention import FusedAttention
+from octavo.models.modules.gated_mlp import GatedMLP
 from octavo.models.modules.linear import FusedLinear, PackedLinear
-from octavo.models.modules.replacement import replace_modules, watch_linears
+from octavo.models.modules.replacement import replace_modules, watch_calls
 from octavo.models.modules.rms_norm import FastRMSNorm
 from tests.models.architectures import ARCHITECTURES, load_folder, random_prompts, save_model
 from tests.models.paged_run import logits_in_chunks
@@ -35,9 +37,9 @@ def test_layers_of_one_input_are_joined() -> None:
     model = nn.ModuleDict({"block": Block()}).bfloat16()
     rows = torch.randn(1, 3, 16).bfloat16()
     with torch.inference_mode():
-        with watch_linears(model) as calls:
+        with watch_calls(model) as calls:
             expected = model["block"](rows)
-        num_bytes = replace_modules(model, calls)
+        num_bytes = replace_modules(model, calls, {}).num_bytes
         torch.testing.assert_close(model["block"](rows), expected, rtol=2e-2, atol=2e-2)
     block = model["block"]
     assert isinstance(block.gate, FusedLinear) and isinstance(block.up, FusedLinear)
@@ -50,7 +52,7 @@ def test_layers_of_one_input_are_joined() -> None:
 
 def test_watching_leaves_no_hook() -> None:
     model = nn.ModuleDict({"block": Block()}).bfloat16()
-    with watch_linears(model):
+    with watch_calls(model):
         pass
     assert not any(module._forward_pre_hooks for module in model.modules())
 
@@ -60,8 +62,9 @@ def test_a_whole_model_is_replaced_and_stays_the_same(tmp_path: Path) -> None:
     theirs = save_model("gemma3_text", tmp_path).bfloat16()
     model = load_folder(tmp_path, ARCHITECTURES["gemma3_text"].model_config("gemma3_text"), dtype=torch.bfloat16)
     kinds = [type(module) for module in model._base.modules()]
-    assert kinds.count(FastRMSNorm) == 4 * 6 + 1
-    assert kinds.count(FusedLinear) == 4 * 5 and kinds.count(PackedLinear) == 4 * 2
+    assert kinds.count(FastRMSNorm) == 4 * 4 + 1
+    assert kinds.count(FusedAttention) == kinds.count(GatedMLP) == 4
+    assert kinds.count(PackedLinear) == 4 * 2
     assert nn.Linear not in kinds
     (prompt,) = random_prompts((40,))
     (logits,) = logits_in_chunks(model, [prompt], (9,))
@@ -71,9 +74,16 @@ def test_a_whole_model_is_replaced_and_stays_the_same(tmp_path: Path) -> None:
     assert error < 0.03
 
 
-def test_float32_models_keep_their_linears(tmp_path: Path) -> None:
-    save_model("llama", tmp_path)
-    model = load_folder(tmp_path, ARCHITECTURES["llama"].model_config("llama"))
-    kinds = [type(module) for module in model._base.modules()]
-    assert kinds.count(nn.Linear) == 4 * 7
-    assert kinds.count(FastRMSNorm) == 4 * 2 + 1
+def test_modules_not_known_keep_joined_layers(tmp_path: Path) -> None:
+    """Neither attention nor feed-forward module is replaced when its parts are in no known relation."""
+    torch.manual_seed(0)
+    model = nn.ModuleDict({"block": Block()})
+    rows = torch.randn(1, 3, 16)
+    with torch.inference_mode():
+        with watch_calls(model) as calls:
+            expected = model["block"](rows)
+        replaced = replace_modules(model, calls, {})
+        torch.testing.assert_close(model["block"](rows), expected)
+    assert replaced.modules == {} and isinstance(model["block"].gate, FusedLinear)
+    assert type(model["block"].down) is nn.Linear, "a single float32 layer gains nothing"
+    assert replaced.num_bytes == 4 * 2 * 16 * 24
