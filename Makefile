@@ -6,6 +6,7 @@
 #   make test        everything a change must pass
 #   make test-long   soaks and large fuzzing on top
 #   make oracle CASES=FILE TRACES=FILE    compare with recorded answers of the reference engine
+#   make bench       the quick measurements, under ten minutes; BENCH_PEERS=DIR adds other engines (docs/performance.md)
 #   make docs        rewrite the generated parts of the documents
 #   make clean       remove the environment and every generated file
 
@@ -20,10 +21,10 @@ PIP    := $(BIN)/python -m pip install -qq --disable-pip-version-check --no-inpu
 PYTEST := $(BIN)/python -m pytest
 # A process per core for the long runs; files stay whole, so that what a file's tests share is made once.
 SPREAD := -n auto --dist loadgroup --no-loadscope-reorder
-SOURCES := octavo tests tools
+SOURCES := octavo tests tools benchmarks
 
 .DEFAULT_GOAL := help
-.PHONY: help demo check lint test test-long oracle docs format clean
+.PHONY: help demo check lint test test-long oracle bench docs format clean
 
 help:
 	@sed -n 's/^#   //p' Makefile
@@ -49,6 +50,10 @@ test-long: lint
 oracle: $(VENV)/.dev
 	@$(BIN)/python -m tools.oracle $(if $(CASES),--cases "$(CASES)") $(if $(TRACES),--traces "$(TRACES)")
 
+bench: $(VENV)/.dev
+	@$(BIN)/python -m benchmarks.quick $(if $(BENCH_PEERS),--peers "$(BENCH_PEERS)") \
+		$(if $(BENCH_WORKLOADS),--workloads "$(BENCH_WORKLOADS)")
+
 docs: $(VENV)/.dev
 	@$(BIN)/python -m tools.draw
 
@@ -58,7 +63,7 @@ format: $(VENV)/.dev
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
-	find octavo tests tools -name __pycache__ -type d -prune -exec rm -rf {} +
+	find $(SOURCES) -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # The stamps: .venv/.python (an interpreter), .run (what runs the demo), .dev (what checks and tests it).
 

@@ -22,7 +22,9 @@ def _recipe(target: str) -> str:
     return match[1]
 
 
-@pytest.mark.parametrize("target", ["demo", "check", "test", "test-long", "oracle", "docs", "clean", "lint", "format"])
+@pytest.mark.parametrize(
+    "target", ["demo", "check", "test", "test-long", "oracle", "bench", "docs", "clean", "lint", "format"]
+)
 def test_every_command_is_there(target: str) -> None:
     assert _recipe(target)
     assert re.search(rf"^\.PHONY:.*\b{target}\b", MAKEFILE, re.MULTILINE)

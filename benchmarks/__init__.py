@@ -1,0 +1,1 @@
+"""Measurements of Octavo, alone and beside other engines. Nothing in `octavo` imports this."""

@@ -1,0 +1,115 @@
+"""Fresh processes: what one printed, how long it took, and the most memory that it and its children held."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import tempfile
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+POLL_SECONDS = 0.1
+GRACE_SECONDS = 20
+
+
+class Ended(NamedTuple):
+    """A process that has ended."""
+
+    code: int
+    out: str
+    err: str
+    seconds: float
+    peak_rss_bytes: int
+    """Sum over the process and its descendants of the most that each has had resident: exact for one process, an upper
+    bound for several, which need not have peaked together."""
+
+
+def run_process(
+    command: Sequence[str], environment: Mapping[str, str], cwd: Path, timeout_s: float | None = None
+) -> Ended:
+    """Run `command` to its end. Raises `subprocess.TimeoutExpired` when it takes too long.
+
+    Whatever happens, nothing of it is left running: it has a process group of its own, which ends with it.
+    """
+    with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as err:
+        started = time.perf_counter()
+        process = subprocess.Popen(
+            command, env=dict(environment), cwd=cwd, stdout=out, stderr=err, start_new_session=True
+        )
+        watch = _MemoryWatch(process.pid)
+        try:
+            code = process.wait(timeout_s)
+            seconds = time.perf_counter() - started
+        finally:
+            watch.stop()
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+        for file in (out, err):
+            file.seek(0)
+        return Ended(code, out.read(), err.read(), seconds, sum(watch.peaks.values()))
+
+
+def run_shown(command: Sequence[str], cwd: Path, timeout_s: float) -> int | None:
+    """Run `command` on this terminal; its exit code, or None when it had to be interrupted for taking too long."""
+    with subprocess.Popen(command, cwd=cwd) as process:
+        try:
+            return process.wait(timeout_s)
+        except subprocess.TimeoutExpired:
+            # As Ctrl-C would, so that it can end what it has started itself.
+            process.send_signal(signal.SIGINT)
+            try:
+                process.wait(GRACE_SECONDS)
+            except subprocess.TimeoutExpired:
+                process.kill()
+            return None
+
+
+class _MemoryWatch:
+    """Looks at a process and its descendants now and then. Owns: the peak of each, by process id."""
+
+    def __init__(self, pid: int) -> None:
+        self.peaks: dict[int, int] = {}
+        self._pid = pid
+        self._done = threading.Event()
+        self._thread = threading.Thread(target=self._watch, daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        self._done.set()
+        self._thread.join()
+
+    def _watch(self) -> None:
+        while not self._done.wait(POLL_SECONDS):
+            for pid in family(self._pid):
+                peak = peak_rss(pid)
+                if peak:
+                    self.peaks[pid] = max(self.peaks.get(pid, 0), peak)
+
+
+def family(pid: int) -> list[int]:
+    """The process and all its descendants that run now."""
+    found = [pid]
+    for parent in found:
+        try:
+            listed = Path(f"/proc/{parent}/task/{parent}/children").read_text("utf-8").split()
+        except OSError:
+            continue
+        found += map(int, listed)
+    return found
+
+
+def peak_rss(pid: int) -> int:
+    """Most bytes that a process has had resident; 0 when it is gone."""
+    try:
+        for line in Path(f"/proc/{pid}/status").read_text("utf-8").splitlines():
+            if line.startswith("VmHWM:"):
+                return int(line.split()[1]) * 1024
+    except OSError:
+        pass
+    return 0
