@@ -12,18 +12,19 @@ from tools.imports import ROOT, sources
 _EVERYDAY_WORDS = """
 architecture array attention auto batch bind bound bucket cache cached call chat client codec computed config core
 counts cross data decoder demo detokenizer element encoder engine entry environment error facts fast field fields
-figures file files finish fit float fold full fused hook incremental info input invariant job kernel keyword kind
-kinds kv layer library limit linear list loaded local log logprob logprobs lookup manager marks mask memory meta
-metadata meter metrics model new no norm open options output outputs override packed parallel parameters params part
-parts path piece placement probe processor question queue raw reason recorder reference report retained row rows
-rules run runnable runner running sampler sampling scheduler scratch screen segment sentence sink sliding small
-source special splitting stages state static stats status stop strided strings table team template thread tile token
-tokenizer tokens too type unsupported update vector vocabulary weight weights work worker wrapper
+figures file files finish fit float fold full fused gated heads hook incremental info input invariant job kernel
+keyword kind kinds kv layer library limit linear list loaded local log logprob logprobs lookup manager marks mask
+memory meta metadata meter metrics model new no norm open options output outputs override packed parallel parameters
+params part parts path piece placement plain probe processor question queue raw reason record recorder reference
+replaced report retained row rows rules run runnable runner running sampler sampling scheduler scratch screen seen
+segment sentence sink sliding small source special splitting stages state static stats status stop strided strings
+table team template thread tile token tokenizer tokens too type unsupported update vector vocabulary weight weights
+work worker wrapper
 """
 """Words in everyday use, or in the everyday use of the field, that need no entry in the glossary."""
 
 _NAMES_OF_THINGS = """
-b bpe cpu cuda ggml gguf inproc llm mamba mla mp numba octavo rms safetensors torch transformers
+b bpe cpu cuda ggml gguf inproc llm mamba mla mlp mp numba octavo rms safetensors torch transformers
 """
 """Libraries, formats, devices and kinds of layer, called what everybody calls them."""
 
@@ -50,7 +51,7 @@ def _glossary() -> set[str]:
 
 def _words(name: str) -> list[str]:
     """`KVCacheConfig` -> kv, cache, config."""
-    parted = re.sub(r"^(KV|LLM|MLA|RMS|GGUF|HF)", r"\1 ", name)
+    parted = re.sub(r"^(KV|LLM|MLA|MLP|RMS|GGUF|HF)", r"\1 ", name)
     return [word.lower() for word in re.findall(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+", parted)]
 
 
