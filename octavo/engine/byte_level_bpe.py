@@ -21,6 +21,7 @@ _SPACES = r"\s*[\r\n]+|\s+(?!\S)|\s+"
 _LLAMA3 = _CONTRACTION + r"|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|" + _SPACES
 _QWEN2 = _CONTRACTION + r"|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|" + _SPACES
 _QWEN35 = _CONTRACTION + r"|[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+|\p{N}| ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*|" + _SPACES
+_SEED = _CONTRACTION + r"|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}\r\n]+|" + _SPACES
 _UPPER, _LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
 _CASED = r"[^\r\n\p{L}\p{N}]?{u}*{l}+{c}|[^\r\n\p{L}\p{N}]?{u}+{l}*{c}|{n}| ?[^\s\p{L}\p{N}]+[\r\n/]*|"
 
@@ -83,6 +84,7 @@ SPLITTINGS: dict[str, Splitting] = {
         ("llama3", "llama-v3", "llama-bpe", "falcon3", "falcon-h1", "pixtral", "midm-2.0", "lfm2"),
         Splitting((_LLAMA3,), whole_words=True, add_bos=True),
     ),
+    "seed-coder": Splitting((_SEED,)),
     **dict.fromkeys(("dbrx", "smaug-bpe", "chatglm-bpe"), Splitting((_LLAMA3,))),
     **dict.fromkeys(("glm4", "glm5"), Splitting((_LLAMA3,), whole_words=True)),
     **dict.fromkeys(
@@ -134,7 +136,7 @@ def build_byte_level(tokens: Sequence[str], kinds: Sequence[int], merges: Sequen
         [*cuts, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)]
     )
     tokenizer.decoder = decoders.ByteLevel()
-    _add_marks(tokenizer, tokens, kinds)
+    add_marks(tokenizer, tokens, kinds)
     return tokenizer
 
 
@@ -143,7 +145,7 @@ def build_spaced(tokens: Sequence[str], kinds: Sequence[int], merges: Sequence[s
     tokenizer = _with_merges(tokens, merges, byte_fallback=True, fuse_unk=True)
     tokenizer.normalizer = normalizers.Replace(" ", "\u2581")
     tokenizer.decoder = decoders.Sequence([decoders.Replace("\u2581", " "), decoders.ByteFallback(), decoders.Fuse()])
-    _add_marks(tokenizer, tokens, kinds)
+    add_marks(tokenizer, tokens, kinds)
     return tokenizer
 
 
@@ -160,7 +162,7 @@ def _with_merges(tokens: Sequence[str], merges: Sequence[str], **options: bool) 
         ) from None
 
 
-def _add_marks(tokenizer: Tokenizer, tokens: Sequence[str], kinds: Sequence[int]) -> None:
+def add_marks(tokenizer: Tokenizer, tokens: Sequence[str], kinds: Sequence[int]) -> None:
     """Tokens that stay whole wherever they stand in the text, the longest first."""
     pairs = [(token, kind) for token, kind in zip(tokens, kinds, strict=True) if token]
     tokenizer.add_special_tokens(

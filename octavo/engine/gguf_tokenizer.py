@@ -14,6 +14,7 @@ from octavo.engine.byte_level_bpe import build_byte_level, build_spaced, splitti
 from octavo.engine.codec import Codec, SpecialTokens, TokenizerParts, end_of_turn_ids
 from octavo.engine.library_codec import LibraryCodec
 from octavo.engine.sentencepiece_bpe import CONTROL, NORMAL, UNKNOWN, USER_DEFINED, SentencePieceBPE
+from octavo.engine.unigram import build_unigram
 from octavo.errors import ModelFileError, UnsupportedModelError
 from octavo.formats.gguf import GGUFArray, GGUFFile
 
@@ -159,9 +160,27 @@ def _spaced(file: GGUFFile, kinds: Kinds) -> tuple[Codec, bool]:
     return LibraryCodec(build_spaced(_tokens(file).strings(), kinds.tolist(), _merges(file))), False
 
 
+def _unigram(file: GGUFFile, kinds: Kinds) -> tuple[Codec, bool]:
+    tokens, scores = _tokens(file), file.array(_PREFIX + "scores")
+    if scores is None:
+        raise ModelFileError(f"{file.path} has a unigram vocabulary without scores.", remedy="Convert it again.")
+    character_map = file.array(_PREFIX + "precompiled_charsmap")
+    tokenizer = build_unigram(
+        tokens.strings(),
+        _checked(file, "scores", scores, len(tokens)).astype(np.float64).tolist(),
+        kinds.tolist(),
+        unknown_id=_token_id(file, "unknown", len(tokens)) or 0,
+        character_map=character_map.numbers().astype(np.uint8).tobytes() if character_map is not None else b"",
+        add_space_prefix=file.get(_PREFIX + "add_space_prefix", bool, True),
+        remove_extra_spaces=file.get(_PREFIX + "remove_extra_whitespaces", bool, False),
+    )
+    return LibraryCodec(tokenizer), False
+
+
 CODECS: dict[str, Callable[[GGUFFile, Kinds], tuple[Codec, bool]]] = {
     "llama": _sentencepiece,
     "gpt2": _byte_level,
     "gemma4": _spaced,
+    "t5": _unigram,
 }
 """`tokenizer.ggml.model` -> what builds (its codec, whether a BOS token is added when the file does not say)."""

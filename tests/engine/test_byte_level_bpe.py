@@ -45,6 +45,7 @@ def words(pre: str, text: str) -> list[str]:
         ("smollm", "x  12\n\n3", ["x", "  ", "1", "2", "\n\n", "3"]),
         ("llama-bpe", "It'S 12345!\n\n x", ["It", "'S", " ", "123", "45", "!\n\n", " x"]),
         ("qwen2", "12 (a)\n", ["1", "2", " (", "a", ")\n"]),
+        ("seed-coder", "12 (a)\n", ["1", "2", " (", "a", ")", "\n"]),
         ("gpt-4o", "camelCaseIT's", ["camel", "Case", "IT's"]),
         ("tekken", "camelCase 12", ["camel", "Case", " ", "1", "2"]),
         ("deepseek-v3", "1234年の本 a_b", ["123", "4", "年の本", " a", "_b"]),

@@ -36,6 +36,11 @@ BYTE_LEVEL: dict[str, Any] = {
     "tokenizer.ggml.eos_token_id": 4,
     "tokenizer.chat_template": "{{ messages }}<|im_end|>",
 }
+UNIGRAM = SENTENCEPIECE | {
+    "tokenizer.ggml.model": "t5",
+    "tokenizer.ggml.precompiled_charsmap": [0, 0, 0, 0],
+    "tokenizer.ggml.remove_extra_whitespaces": True,
+}
 SHAPE: dict[str, Any] = {
     "context_length": 128, "block_count": 2, "embedding_length": 32, "feed_forward_length": 64,
     "attention.head_count": 4, "attention.head_count_kv": 2, "attention.key_length": 8, "rope.freq_base": 10000.0,
@@ -55,7 +60,7 @@ def hostile_gguf(seed: int) -> bytes:
     rng = random.Random(seed)
     name = rng.choice(NAMES)
     metadata = {"general.architecture": name} | {f"{name}.{key}": field for key, field in SHAPE.items()}
-    metadata |= rng.choice((SENTENCEPIECE, BYTE_LEVEL))
+    metadata |= rng.choice((SENTENCEPIECE, BYTE_LEVEL, UNIGRAM))
     encoded = {key: build.value(field) for key, field in metadata.items()}
     headers = _tensor_headers(rng)
     if rng.random() < 0.5:

@@ -259,3 +259,15 @@ def test_a_name_that_no_file_can_have_is_none(environment: Environment, model: s
     with pytest.raises(ModelFileError, match="There is no file or folder") as caught:
         find(model + "/", environment)
     assert len(str(caught.value)) < 500
+
+
+def test_a_shard_may_be_a_link_to_elsewhere(folder: Path, environment: Environment, tmp_path: Path) -> None:
+    """The hub's cache is made of such links; a link is the work of who owns the folder, not of the index in it."""
+    elsewhere = tmp_path / "blobs" / "0123"
+    elsewhere.parent.mkdir()
+    (folder / "model-1.safetensors").rename(elsewhere)
+    (folder / "model-1.safetensors").symlink_to(elsewhere)
+    assert (folder / "model-1.safetensors") in find(folder, environment).weight_paths
+    elsewhere.unlink()
+    with pytest.raises(ModelFileError, match=r"names the file model-1.safetensors, which is missing"):
+        find(folder, environment)

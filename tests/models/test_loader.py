@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from pathlib import Path
 from typing import Any
@@ -53,6 +54,25 @@ def test_tied_embeddings_are_the_head(saved: Path) -> None:
     model = load_folder(saved, LLAMA)
     embedding = dict(model._base.named_parameters())["embed_tokens.weight"]
     torch.testing.assert_close(model.compute_logits(torch.eye(32)), embedding.T)
+
+
+def test_a_tied_head_may_be_stored_too(saved: Path) -> None:
+    without = _logits(load_folder(saved, LLAMA))
+    _edit(saved, lambda tensors: tensors.update({"lm_head.weight": tensors["model.embed_tokens.weight"].clone()}))
+    assert torch.equal(_logits(load_folder(saved, LLAMA)), without)
+
+
+def test_dtypes_may_be_mixed(saved: Path) -> None:
+    def mix(tensors: dict[str, torch.Tensor]) -> None:
+        for dtype, (name, tensor) in zip(
+            itertools.cycle((torch.float64, torch.float16)), list(tensors.items()), strict=False
+        ):
+            tensors[name] = tensor.half().to(dtype)
+
+    _edit(saved, lambda tensors: tensors.update({name: tensor.half().float() for name, tensor in tensors.items()}))
+    whole = _logits(load_folder(saved, LLAMA))
+    _edit(saved, mix)
+    assert torch.equal(_logits(load_folder(saved, LLAMA)), whole)
 
 
 def test_weights_arrive_in_the_compute_dtype(saved: Path) -> None:

@@ -87,6 +87,47 @@ def test_float8_blocks_are_read(tmp_path: Path) -> None:
     torch.testing.assert_close(logits, expected, rtol=1e-3, atol=1e-3)
 
 
+FP4 = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6, 0, -0.5, -1, -1.5, -2, -3, -4, -6])
+
+
+def quantise_experts(folder: Path) -> dict[str, torch.Tensor]:
+    """Store the experts as 4-bit numbers with an exponent for 32 of them; returns what they then stand for."""
+    stored = load_file(folder / "model.safetensors")
+    meant: dict[str, torch.Tensor] = {}
+    generator = torch.Generator().manual_seed(2)
+    for name, weight in list(stored.items()):
+        if not name.endswith(("experts.gate_up_proj", "experts.down_proj")):
+            continue
+        experts, inputs, outputs = stored.pop(name).shape
+        codes = torch.randint(0, 16, (experts, outputs, inputs // 32, 32), generator=generator, dtype=torch.uint8)
+        exponents = torch.randint(121, 125, (experts, outputs, inputs // 32), generator=generator, dtype=torch.uint8)
+        stored[f"{name}_blocks"] = codes[..., ::2] | codes[..., 1::2] << 4
+        stored[f"{name}_scales"] = exponents
+        values = FP4[codes.long()] * 2.0 ** (exponents.float() - 127)[..., None]
+        meant[name] = values.view(experts, outputs, inputs).transpose(1, 2).contiguous()
+        assert meant[name].shape == weight.shape
+    save_file(stored, folder / "model.safetensors", metadata={"format": "pt"})
+    return meant
+
+
+@pytest.mark.slow
+def test_four_bit_experts_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("accelerate")
+    fields = ARCHITECTURES["gpt_oss"].fields | {"intermediate_size": 64}
+    monkeypatch.setitem(ARCHITECTURES, "gpt_oss-wide", ARCHITECTURES["gpt_oss"]._replace(fields=fields))
+    model = save_model("gpt_oss-wide", tmp_path)
+    meant = quantise_experts(tmp_path)
+    set_config(tmp_path, quantization_config={"quant_method": "mxfp4", "modules_to_not_convert": ["lm_head"]})
+    (prompt,) = random_prompts((20,))
+    (logits,) = logits_in_chunks(
+        load_folder(tmp_path, ARCHITECTURES["gpt_oss"].model_config("gpt_oss")), [prompt], (7,)
+    )
+    model.load_state_dict(meant, strict=False)
+    with torch.no_grad():
+        expected = model(torch.tensor([prompt])).logits[0]
+    torch.testing.assert_close(logits, expected, rtol=1e-3, atol=1e-3)
+
+
 @pytest.mark.slow
 def test_numbers_that_nothing_explains_are_refused(tmp_path: Path) -> None:
     save_model("llama", tmp_path)
