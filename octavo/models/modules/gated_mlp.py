@@ -49,14 +49,14 @@ def faster_mlp(module: nn.Module, inputs: Weight, output: nn.Module, *, in_size:
 
     `module` computes with `inputs` ([2 * size, in_size]) and `output` already.
     """
-    dtype = inputs.plain().dtype
-    trial = trial_rows(5, in_size, dtype, lambda rows: inputs.apply(rows)[..., :size])
+    dtype = inputs.dtype
+    rows = trial_rows(8, in_size, dtype, lambda rows: inputs.apply(rows)[..., :size])
     try:
-        expected = [module(rows) for rows in trial]
+        expected = module(rows)
     except Exception:  # it wants more than rows: not a module of this kind
         return None
     for activation in ACTIVATIONS:
         candidate = GatedMLP(inputs, output, size=size, activation=activation, dtype=dtype)
-        if not any(differs(candidate(rows), theirs) for rows, theirs in zip(trial, expected, strict=True)):
+        if not differs(candidate(rows), expected):
             return candidate
     return None

@@ -13,6 +13,7 @@ class Weight(Protocol):
     """A weight [outputs, inputs] with its bias, in the order in memory that its kernel reads."""
 
     num_bytes: int
+    dtype: torch.dtype
 
     def apply(self, rows: torch.Tensor) -> torch.Tensor:
         """[..., outputs] from [..., inputs]."""
@@ -32,6 +33,7 @@ class PackedWeight:
 
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
         self.num_bytes = weight.nbytes + (0 if bias is None else bias.nbytes)
+        self.dtype = weight.dtype
         self._weight: torch.Tensor = torch.ops.mkldnn._reorder_linear_weight(weight.detach(), 1)
         self._bias = None if bias is None else bias.detach()
         self._multiply = torch.ops.mkldnn._linear_pointwise.default
@@ -49,6 +51,7 @@ class PlainWeight:
 
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
         self.num_bytes = weight.nbytes + (0 if bias is None else bias.nbytes)
+        self.dtype = weight.dtype
         self._weight = weight.detach()
         self._bias = None if bias is None else bias.detach()
 
