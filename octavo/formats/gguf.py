@@ -147,32 +147,18 @@ class TensorInfo(NamedTuple):
     num_bytes: int
 
 
-class GGUFFile:
-    """A GGUF file's header, with its data mapped into memory.
+class GGUFHeader:
+    """What the files of a model say: the metadata of the first, and where the tensors of all of them lie.
 
-    **Owns:** the mapping (closed when the last view of it is gone). **Never:** reads tensor data itself.
-
-    Raises `ModelFileError` when the file is missing, truncated or not a well-formed GGUF file.
+    **Owns:** nothing but what it was given. **Never:** changes.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(
+        self, path: Path, metadata: Mapping[str, ScalarValue | GGUFArray], tensors: Mapping[str, TensorInfo]
+    ) -> None:
         self.path = path
-        self._buffer = _map_file(path)
-        try:
-            self._parse()
-        except ModelFileError as error:
-            raise ModelFileError(f"{path}: {error.fact}", remedy=error.remedy or _REMEDY) from None
-
-    def _parse(self) -> None:
-        cursor = _Cursor(self._buffer)
-        num_tensors, num_entries = _read_preamble(cursor)
-        self.metadata: Mapping[str, ScalarValue | GGUFArray] = _read_metadata(cursor, num_entries)
-        alignment = self.get("general.alignment", int, 32)
-        if not 1 <= alignment <= 1 << 20:
-            raise ModelFileError(f"general.alignment is {alignment}, it must be from 1 to 1048576.")
-        headers = _read_tensor_headers(cursor, num_tensors)
-        data_start = -(-cursor.position // alignment) * alignment
-        self.tensors: Mapping[str, TensorInfo] = _place_tensors(headers, data_start, len(self._buffer))
+        self.metadata = metadata
+        self.tensors = tensors
 
     def get(self, key: str, kind: type[T], default: T | None = None) -> T:
         """The scalar metadata value `key` as a `kind`.
@@ -196,6 +182,22 @@ class GGUFFile:
             raise ModelFileError(f"The GGUF metadata's {key} is {value!r}, not an array.", remedy=_REMEDY)
         return value
 
+
+class GGUFFile(GGUFHeader):
+    """A GGUF file's header, with its data mapped into memory.
+
+    **Owns:** the mapping (closed when the last view of it is gone). **Never:** reads tensor data itself.
+
+    Raises `ModelFileError` when the file is missing, truncated or not a well-formed GGUF file.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._buffer = _map_file(path)
+        try:
+            super().__init__(path, *_parse(self._buffer))
+        except ModelFileError as error:
+            raise ModelFileError(f"{path}: {error.fact}", remedy=error.remedy or _REMEDY) from None
+
     def raw(self, name: str) -> npt.NDArray[np.uint8]:
         """The stored bytes of tensor `name`, a read-only view `[num_bytes]` of the mapped file.
 
@@ -215,6 +217,20 @@ class GGUFFile:
     def tensor_bytes(self) -> int:
         """Bytes of all tensors as stored."""
         return sum(info.num_bytes for info in self.tensors.values())
+
+
+def _parse(buffer: mmap.mmap) -> tuple[dict[str, ScalarValue | GGUFArray], dict[str, TensorInfo]]:
+    """(metadata, tensors)"""
+    cursor = _Cursor(buffer)
+    num_tensors, num_entries = _read_preamble(cursor)
+    metadata = _read_metadata(cursor, num_entries)
+    alignment = metadata.get("general.alignment", 32)
+    if not isinstance(alignment, int) or not 1 <= alignment <= 1 << 20:
+        shown = alignment if isinstance(alignment, int | str | float) else "an array"
+        raise ModelFileError(f"general.alignment is {shown}, it must be a number from 1 to 1048576.")
+    headers = _read_tensor_headers(cursor, num_tensors)
+    data_start = -(-cursor.position // alignment) * alignment
+    return metadata, _place_tensors(headers, data_start, len(buffer))
 
 
 class _Cursor:

@@ -13,9 +13,9 @@ import msgspec
 
 from octavo.errors import ModelFileError, UnsupportedModelError
 from octavo.formats.config_fields import MAX_LAYERS
-from octavo.formats.gguf import GGUFArray, GGUFFile
+from octavo.formats.gguf import GGUFArray, GGUFHeader
 
-Setter = Callable[[GGUFFile, str, dict[str, Any]], None]
+Setter = Callable[[GGUFHeader, str, dict[str, Any]], None]
 """(file, architecture, config) -> completes the config."""
 
 RMS_NORM = ("attention.layer_norm_rms_epsilon", "rms_norm_eps")
@@ -60,7 +60,7 @@ class Architecture(msgspec.Struct, frozen=True, kw_only=True):
     has_attention: bool = True
 
 
-def head_size(file: GGUFFile, config: dict[str, Any]) -> int:
+def head_size(file: GGUFHeader, config: dict[str, Any]) -> int:
     """Elements of one head: the config's own number, or the hidden size divided. Raises `ModelFileError` for 0."""
     size: int = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
     if size <= 0:
@@ -71,7 +71,7 @@ def head_size(file: GGUFFile, config: dict[str, Any]) -> int:
     return size
 
 
-def _head_dim(file: GGUFFile, name: str, config: dict[str, Any]) -> None:
+def _head_dim(file: GGUFHeader, name: str, config: dict[str, Any]) -> None:
     """The head size, which older files give as the number of rotated dimensions alone."""
     for key in ("attention.key_length", "rope.dimension_count"):
         if f"{name}.{key}" in file.metadata:
@@ -79,21 +79,21 @@ def _head_dim(file: GGUFFile, name: str, config: dict[str, Any]) -> None:
             return
 
 
-def _partial_rotary(file: GGUFFile, name: str, config: dict[str, Any]) -> None:
+def _partial_rotary(file: GGUFHeader, name: str, config: dict[str, Any]) -> None:
     head_dim = head_size(file, config)
     config["partial_rotary_factor"] = file.get(f"{name}.rope.dimension_count", int, head_dim) / head_dim
 
 
-def _biases(file: GGUFFile, name: str, config: dict[str, Any]) -> None:
+def _biases(file: GGUFHeader, name: str, config: dict[str, Any]) -> None:
     config["attention_bias"] = "blk.0.attn_q.bias" in file.tensors or "blk.0.attn_qkv.bias" in file.tensors
     config["mlp_bias"] = "blk.0.ffn_up.bias" in file.tensors
 
 
-def _output_bias(file: GGUFFile, name: str, config: dict[str, Any]) -> None:
+def _output_bias(file: GGUFHeader, name: str, config: dict[str, Any]) -> None:
     config["attention_out_bias"] = "blk.0.attn_output.bias" in file.tensors
 
 
-def _mixtral_if_experts(file: GGUFFile, name: str, config: dict[str, Any]) -> None:
+def _mixtral_if_experts(file: GGUFHeader, name: str, config: dict[str, Any]) -> None:
     """llama.cpp calls Mixtral `llama`, too."""
     if file.get(f"{name}.expert_count", int, 0) == 0:
         return
@@ -103,7 +103,7 @@ def _mixtral_if_experts(file: GGUFFile, name: str, config: dict[str, Any]) -> No
     config["sliding_window"] = None
 
 
-def _no_extended_rotary(file: GGUFFile, name: str, config: dict[str, Any]) -> None:
+def _no_extended_rotary(file: GGUFHeader, name: str, config: dict[str, Any]) -> None:
     for tensor in ("rope_factors_long.weight", "rope_factors_short.weight"):
         if tensor in file.tensors:
             raise UnsupportedModelError(
@@ -112,12 +112,12 @@ def _no_extended_rotary(file: GGUFFile, name: str, config: dict[str, Any]) -> No
             )
 
 
-def _window_or_none(file: GGUFFile, name: str, config: dict[str, Any]) -> None:
+def _window_or_none(file: GGUFHeader, name: str, config: dict[str, Any]) -> None:
     """0 stands for no window."""
     config["sliding_window"] = file.get(f"{name}.attention.sliding_window", int, 0) or None
 
 
-def _window_pattern(file: GGUFFile, name: str, config: dict[str, Any]) -> None:
+def _window_pattern(file: GGUFHeader, name: str, config: dict[str, Any]) -> None:
     """Which layers are sliding, where the file says it: one flag a layer, or n for all but each n-th."""
     key = f"{name}.attention.sliding_window_pattern"
     if key not in file.metadata:
@@ -132,7 +132,7 @@ def _window_pattern(file: GGUFFile, name: str, config: dict[str, Any]) -> None:
     config["layer_types"] = ["sliding_attention" if flag else "full_attention" for flag in flags]
 
 
-def _query_scale(file: GGUFFile, name: str, config: dict[str, Any]) -> None:
+def _query_scale(file: GGUFHeader, name: str, config: dict[str, Any]) -> None:
     """Gemma's queries are scaled by the head size, but for the 27B models, whose heads are smaller: by hidden / heads.
 
     No field says so. Of all published models these alone have heads of 128.
@@ -142,13 +142,13 @@ def _query_scale(file: GGUFFile, name: str, config: dict[str, Any]) -> None:
     config["query_pre_attn_scalar"] = config["hidden_size"] // config["num_attention_heads"] if is_large else head_dim
 
 
-def _stablelm(file: GGUFFile, name: str, config: dict[str, Any]) -> None:
+def _stablelm(file: GGUFHeader, name: str, config: dict[str, Any]) -> None:
     config["use_qkv_bias"] = "blk.0.attn_q.bias" in file.tensors
     config["use_parallel_residual"] = "blk.0.ffn_norm.weight" not in file.tensors
     config["qk_layernorm"] = "blk.0.attn_q_norm.weight" in file.tensors
 
 
-def _falcon(file: GGUFFile, name: str, config: dict[str, Any]) -> None:
+def _falcon(file: GGUFHeader, name: str, config: dict[str, Any]) -> None:
     """Falcon 7B has one KV head and one norm a layer, 40B several and two, 11B several and one."""
     num_kv_heads = file.get(f"{name}.attention.head_count_kv", int, 1)
     has_two_norms = "blk.0.attn_norm_2.weight" in file.tensors
@@ -158,18 +158,18 @@ def _falcon(file: GGUFFile, name: str, config: dict[str, Any]) -> None:
     config["bias"] = "blk.0.attn_qkv.bias" in file.tensors
 
 
-def _bigcode(file: GGUFFile, name: str, config: dict[str, Any]) -> None:
+def _bigcode(file: GGUFHeader, name: str, config: dict[str, Any]) -> None:
     config["multi_query"] = file.get(f"{name}.attention.head_count_kv", int, 1) == 1
 
 
-def _gpt_oss(file: GGUFFile, name: str, config: dict[str, Any]) -> None:
+def _gpt_oss(file: GGUFHeader, name: str, config: dict[str, Any]) -> None:
     """The original checkpoints do not round the borders of YaRN's ramp to whole dimensions; no field says so."""
     config["intermediate_size"] = file.get(f"{name}.expert_feed_forward_length", int)
     if "rope_scaling" in config:
         config["rope_scaling"]["truncate"] = False
 
 
-def _lfm2(file: GGUFFile, name: str, config: dict[str, Any]) -> None:
+def _lfm2(file: GGUFHeader, name: str, config: dict[str, Any]) -> None:
     """A layer without KV heads is a convolution."""
     heads = file.array(f"{name}.attention.head_count_kv")
     if heads is not None:
@@ -179,7 +179,7 @@ def _lfm2(file: GGUFFile, name: str, config: dict[str, Any]) -> None:
     config["conv_bias"] = "blk.0.shortconv.conv.bias" in file.tensors
 
 
-def _mamba(file: GGUFFile, name: str, config: dict[str, Any]) -> None:
+def _mamba(file: GGUFHeader, name: str, config: dict[str, Any]) -> None:
     """Falcon's variant norms what the others use as it comes."""
     if file.get(f"{name}.ssm.dt_b_c_rms", bool, False):
         config["model_type"] = "falcon_mamba"
@@ -187,7 +187,7 @@ def _mamba(file: GGUFFile, name: str, config: dict[str, Any]) -> None:
     config["expand"] = file.get(f"{name}.ssm.inner_size", int) // config["hidden_size"]
 
 
-def _sigmoid_gates(file: GGUFFile, name: str, config: dict[str, Any]) -> None:
+def _sigmoid_gates(file: GGUFHeader, name: str, config: dict[str, Any]) -> None:
     """Experts are chosen by a sigmoid (2) alone; softmax (1) is another function."""
     if (function := file.get(f"{name}.expert_gating_func", int, 2)) != 2:
         raise UnsupportedModelError(
@@ -196,15 +196,15 @@ def _sigmoid_gates(file: GGUFFile, name: str, config: dict[str, Any]) -> None:
         )
 
 
-def _parallel_residual(file: GGUFFile, name: str, config: dict[str, Any]) -> None:
+def _parallel_residual(file: GGUFHeader, name: str, config: dict[str, Any]) -> None:
     config["use_parallel_residual"] = file.get(f"{name}.use_parallel_residual", bool, True)
 
 
-def _qk_norm(file: GGUFFile, name: str, config: dict[str, Any]) -> None:
+def _qk_norm(file: GGUFHeader, name: str, config: dict[str, Any]) -> None:
     config["use_qk_norm"] = "blk.0.attn_q_norm.weight" in file.tensors
 
 
-def _linear_bias(file: GGUFFile, name: str, config: dict[str, Any]) -> None:
+def _linear_bias(file: GGUFHeader, name: str, config: dict[str, Any]) -> None:
     config["use_bias"] = "blk.0.attn_output.bias" in file.tensors
 
 

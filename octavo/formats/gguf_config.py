@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import Any
 
 from octavo.errors import ModelFileError, UnsupportedModelError
-from octavo.formats.gguf import GGUFArray, GGUFFile
+from octavo.formats.gguf import GGUFArray, GGUFHeader
 from octavo.formats.gguf_architectures import ARCHITECTURES, Architecture, head_size
 
 _SHAPE_FIELDS = {
@@ -56,7 +56,7 @@ _NEUTRAL: dict[str, tuple[Any, ...]] = {
 """Fields that change what a model computes, and their values that change nothing."""
 
 
-def hf_config_of_gguf(file: GGUFFile) -> dict[str, Any]:
+def hf_config_of_gguf(file: GGUFHeader) -> dict[str, Any]:
     """The config dict from which transformers builds the model of this file.
 
     Raises `UnsupportedModelError` for an architecture without a counterpart in transformers, `ModelFileError` when a
@@ -102,7 +102,7 @@ def hf_config_of_gguf(file: GGUFFile) -> dict[str, Any]:
     return config
 
 
-def _refuse_unread_fields(file: GGUFFile, name: str, architecture: Architecture) -> None:
+def _refuse_unread_fields(file: GGUFHeader, name: str, architecture: Architecture) -> None:
     """Refuse by name what the file states about the computation and nothing here reads."""
     read = {*_SHAPE_FIELDS, *architecture.fields, *architecture.reads}
     for key, value in file.metadata.items():
@@ -117,7 +117,7 @@ def _refuse_unread_fields(file: GGUFFile, name: str, architecture: Architecture)
             )
 
 
-def _check_heads(file: GGUFFile, name: str, config: dict[str, Any]) -> None:
+def _check_heads(file: GGUFHeader, name: str, config: dict[str, Any]) -> None:
     """Refuse heads whose parts are not what the config will say."""
     head_dim = head_size(file, config)
     value_length = file.get(f"{name}.attention.value_length", int, head_dim)
@@ -133,7 +133,7 @@ def _check_heads(file: GGUFFile, name: str, config: dict[str, Any]) -> None:
 _BY_LAYER = ("feed_forward_length", "attention.head_count", "attention.head_count_kv")
 
 
-def _checked(file: GGUFFile, key: str, value: Any) -> Any:
+def _checked(file: GGUFHeader, key: str, value: Any) -> Any:
     """A size: a whole number, or for some fields one for each layer."""
     values = value if isinstance(value, list) and key.endswith(_BY_LAYER) else [value]
     if not all(isinstance(number, int) and not isinstance(number, bool) and 0 <= number < 1 << 53 for number in values):
@@ -152,7 +152,7 @@ def _plain(value: Any) -> Any:
     return values[0] if values and values == values[:1] * len(values) else values
 
 
-def _vocab_size(file: GGUFFile, name: str) -> int:
+def _vocab_size(file: GGUFHeader, name: str) -> int:
     embedding = file.tensors.get("token_embd.weight")
     if embedding is not None and len(embedding.shape) == 2:
         return embedding.shape[0]
@@ -160,7 +160,7 @@ def _vocab_size(file: GGUFFile, name: str) -> int:
     return file.get(f"{name}.vocab_size", int, len(tokens) if tokens is not None else None)
 
 
-def _dtype(file: GGUFFile) -> str:
+def _dtype(file: GGUFHeader) -> str:
     """What the weights were before they were quantised: bfloat16, unless the file holds plain numbers alone."""
     types = {info.type for info in file.tensors.values()}
     if types <= {"F32"}:
@@ -168,7 +168,7 @@ def _dtype(file: GGUFFile) -> str:
     return "float16" if types <= {"F32", "F16"} else "bfloat16"
 
 
-def _set_rotary(file: GGUFFile, name: str, config: dict[str, Any]) -> None:
+def _set_rotary(file: GGUFHeader, name: str, config: dict[str, Any]) -> None:
     """The rotary base and the scaling of positions. Factors in `rope_freqs.weight` are applied by the loader."""
     if f"{name}.rope.freq_base" in file.metadata:
         config["rope_theta"] = file.get(f"{name}.rope.freq_base", float)

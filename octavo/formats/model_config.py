@@ -11,7 +11,7 @@ from octavo.config import ModelConfig
 from octavo.errors import ModelFileError
 from octavo.formats.gguf_config import hf_config_of_gguf
 from octavo.formats.hf_config import model_config_from_hf
-from octavo.formats.open_files import open_gguf
+from octavo.formats.open_files import open_gguf, open_gguf_header
 from octavo.formats.safetensors import read_safetensors_header
 from octavo.formats.source import ModelFiles
 
@@ -22,7 +22,7 @@ def read_hf_config(files: ModelFiles) -> dict[str, Any]:
     Raises `ModelFileError` when it cannot be read, `UnsupportedModelError` when a GGUF architecture has no counterpart.
     """
     if files.config_path is None:
-        return hf_config_of_gguf(open_gguf(files.path))
+        return hf_config_of_gguf(open_gguf_header(files.weight_paths))
     try:
         config = msgspec.json.decode(files.config_path.read_bytes())
     except OSError as error:

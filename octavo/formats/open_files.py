@@ -7,12 +7,13 @@ to over 100 ms to step through a large vocabulary, so it is parsed once for each
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Sequence
 from pathlib import Path
 from threading import Lock
 from typing import NamedTuple
 
 from octavo.errors import ModelFileError
-from octavo.formats.gguf import GGUFFile
+from octavo.formats.gguf import GGUFFile, GGUFHeader, TensorInfo
 
 MAX_OPEN_FILES = 64
 """Shards of one large model; a header without its vocabulary is small."""
@@ -67,3 +68,21 @@ _OPEN_FILES = OpenFiles()
 def open_gguf(path: Path) -> GGUFFile:
     """The file at `path`, parsed now or, when it has not changed since, before. Errors as those of `GGUFFile`."""
     return _OPEN_FILES.open(path)
+
+
+def open_gguf_header(paths: Sequence[Path]) -> GGUFHeader:
+    """What the shards of one model say together; the metadata is all in the first.
+
+    Raises `ModelFileError` when two of them hold a tensor of the same name, and as `open_gguf` does.
+    """
+    tensors: dict[str, TensorInfo] = {}
+    for path in paths:
+        shard = open_gguf(path).tensors
+        if twice := tensors.keys() & shard.keys():
+            raise ModelFileError(
+                f"{path} holds {sorted(twice)[0]!r}, which another shard of the model holds, too.",
+                remedy="Download all shards again, from one place.",
+            )
+        tensors |= shard
+    first = open_gguf(paths[0])
+    return GGUFHeader(first.path, first.metadata, tensors)

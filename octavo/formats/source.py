@@ -19,6 +19,7 @@ from octavo.formats.safetensors import read_safetensors_index
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(?:/[\w.-]+)?")
 _HUB_FILE = re.compile(r"([A-Za-z0-9][\w.-]*/[\w.-]+)/([\w./-]+\.gguf)")
 _SHARD = re.compile(r"(.*-)(\d{5})-of-(\d{5})\.gguf")
+MAX_SHARDS = 1000
 _OFFLINE = "OfflineModeIsEnabled"
 _CONFIG_PATTERNS = ["*.json", "*.jinja", "*.model", "merges.txt", "vocab.txt", "*.tiktoken"]
 _WEIGHT_PATTERNS = ["*.safetensors"]
@@ -54,7 +55,7 @@ def locate(source: ModelSource, environment: Environment, *, config_only: bool =
     if _is_file(path):
         return _single_file(path)
     if match := _HUB_FILE.fullmatch(model):
-        return _gguf_files(_hub_file(match[1], match[2], source.revision), match[1])
+        return _gguf_files(_hub_gguf(match[1], match[2], source.revision), match[1])
     if meant := _like_a_demo(model):
         raise ModelFileError(
             f"There is no model {model!r}.",
@@ -112,7 +113,7 @@ def _single_file(path: Path) -> ModelFiles:
 def _gguf_files(path: Path, name: str) -> ModelFiles:
     match = _SHARD.fullmatch(path.name)
     paths: tuple[Path, ...] = (path,)
-    if match:
+    if match and int(match[3]) <= MAX_SHARDS:
         paths = tuple(path.with_name(f"{match[1]}{i:05}-of-{match[3]}.gguf") for i in range(1, int(match[3]) + 1))
         for shard in paths:
             if not _is_file(shard):
@@ -181,6 +182,16 @@ def _hub_snapshot(source: ModelSource, *, config_only: bool) -> Path:
         return Path(hub.snapshot_download(source.model, revision=source.revision, allow_patterns=patterns))
     except Exception as error:  # the client lets errors of its HTTP library through, which have no common base
         raise _hub_error(source.model, source.revision, error) from None
+
+
+def _hub_gguf(repository: str, file_name: str, revision: str | None) -> Path:
+    """The file, or where it is a shard the first one, with all others beside it."""
+    match = _SHARD.fullmatch(file_name)
+    if match is None:
+        return _hub_file(repository, file_name, revision)
+    names = [f"{match[1]}{number:05}-of-{match[3]}.gguf" for number in range(1, min(int(match[3]), MAX_SHARDS) + 1)]
+    paths = [_hub_file(repository, name, revision) for name in names]
+    return paths[0]
 
 
 def _hub_file(repository: str, file_name: str, revision: str | None) -> Path:

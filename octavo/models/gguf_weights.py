@@ -51,12 +51,14 @@ def read_gguf_weights(
     parameters: dict[str, torch.Tensor] = {}
     rotary_factors = None
     names: dict[str, str] = {}
+    conversion = Conversion()
     seen: Counter[str] = Counter()
     for path in paths:
         file = open_gguf(path)
-        architecture = file.get("general.architecture", str, "")
-        names = names or _parameter_of_tensor(architecture, config.num_hidden_layers, shapes)
-        conversion = CONVERSIONS.get(architecture, Conversion())
+        if not names:  # Only the first shard names the architecture.
+            architecture = file.get("general.architecture", str, "")
+            names = _parameter_of_tensor(architecture, config.num_hidden_layers, shapes)
+            conversion = CONVERSIONS.get(architecture, conversion)
         for name, info in file.tensors.items():
             try:
                 if name == _ROTARY_FACTORS:

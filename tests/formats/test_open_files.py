@@ -90,3 +90,14 @@ def test_start_up_parses_the_header_once(tmp_path: Path, monkeypatch: pytest.Mon
     read_hf_config(files)
     load_tokenizer(files)
     assert parsed == [path]
+
+
+def test_shards_say_one_thing_together(tmp_path: Path) -> None:
+    tensors = {name: ("F32", (2,), bytes(8)) for name in "abc"}
+    one = build.write(tmp_path / "1.gguf", build.gguf({"general.architecture": "x"}, {"a": tensors["a"]}))
+    two = build.write(tmp_path / "2.gguf", build.gguf({"split.no": 1}, {"b": tensors["b"]}))
+    header = open_files.open_gguf_header((one, two))
+    assert (header.get("general.architecture", str), sorted(header.tensors)) == ("x", ["a", "b"])
+    build.write(two, build.gguf({"split.no": 1}, tensors))
+    with pytest.raises(ModelFileError, match=r"2.gguf holds 'a', which another shard of the model holds, too"):
+        open_files.open_gguf_header((one, two))

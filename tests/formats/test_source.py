@@ -197,6 +197,19 @@ def test_one_file_of_a_hub_repository(
     assert hub.asked == [{"repository": "org/name", "file": "q4.gguf", "revision": None}]
 
 
+def test_all_shards_of_a_hub_file_are_fetched(
+    tmp_path: Path, environment: Environment, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names = [f"q4-0000{number}-of-00003.gguf" for number in (1, 2, 3)]
+    for name in names:
+        build.write(tmp_path / name, GGUF)
+    hub = FakeHub(tmp_path)
+    use_hub(monkeypatch, hub)
+    files = find(f"org/name/{names[1]}", environment)
+    assert [asked["file"] for asked in hub.asked] == names
+    assert [path.name for path in files.weight_paths] == names
+
+
 def _error(name: str, *bases: type[Exception]) -> Exception:
     return type(name, bases or (OSError,), {})("first line\nsecond line")  # type: ignore[no-any-return]
 

@@ -336,10 +336,10 @@ def random_model(case: Case) -> Any:
     return model
 
 
-def write_gguf(path: Path, case: Case, model: Any) -> None:
-    """The file that the architecture's converter writes for `model`, float32 throughout."""
+def write_gguf(path: Path, case: Case, model: Any, *, tensors_per_shard: int = 0) -> None:
+    """The file that the architecture's converter writes for `model`, float32 throughout; 0 means no shards."""
     config = model.config
-    writer = Writer(path, case.architecture)
+    writer = Writer(path, case.architecture, split_max_tensors=tensors_per_shard)
     _describe(writer, case, config)
     case.describe(writer, config)
     known = {name: MODEL_ARCH(key) for key, name in MODEL_ARCH_NAMES.items()}
@@ -373,7 +373,7 @@ def _describe(writer: Writer, case: Case, config: Any) -> None:
     writer.add_context_length(128)
     writer.add_embedding_length(HIDDEN)
     writer.add_block_count(config.num_hidden_layers)
-    inner = getattr(config, "intermediate_size", None) or getattr(config, "ffn_hidden_size", None) or 4 * HIDDEN
+    inner = getattr(config, "ffn_hidden_size", None) or getattr(config, "intermediate_size", None) or 4 * HIDDEN
     writer.add_feed_forward_length(inner)
     writer.add_head_count(heads)
     types = getattr(config, "layer_types", None) or []
