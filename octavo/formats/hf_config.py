@@ -159,7 +159,8 @@ def _layer(fields: ConfigFields, types: list[str], index: int) -> LayerConfig:
     if latent_size:
         if kind != FULL:
             raise fields.refuse("layer_types", f"{kind!r} together with kv_lora_rank is not known")
-        return LayerConfig(kind="mla", num_kv_heads=1, head_size=latent_size + own.positive("qk_rope_head_dim"))
+        size = latent_size + own.positive("qk_rope_head_dim")
+        return LayerConfig(kind="mla", num_kv_heads=1, head_size=size, head_size_v=latent_size)
     num_kv_heads = _num_kv_heads(own, index) * (SLIDING_HEADS_FACTOR.get(own.model_type, 1) if kind == SLIDING else 1)
     head_size = _head_size(own, index)
     value_size = own.whole("v_head_dim") if own.get("v_head_dim") != head_size else None

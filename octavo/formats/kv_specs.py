@@ -28,7 +28,7 @@ def kv_cache_specs(
 
 def _layer_spec(index: int, layer: LayerConfig, block_size: int, dtype: str, num_ranks: int) -> LayerSpec:
     if layer.kind == "mla":
-        return MLASpec(block_size=block_size, latent_size=layer.head_size, dtype=dtype)
+        return MLASpec(block_size=block_size, latent_size=layer.head_size, value_size=layer.head_size_v, dtype=dtype)
     if layer.kind == "mamba":
         return _state_spec(index, layer, block_size, dtype, num_ranks)
     num_kv_heads = kv_heads_per_rank(layer.num_kv_heads, num_ranks)

@@ -11,6 +11,8 @@ says which mask that layer would have used.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -24,11 +26,21 @@ ATTENTION_NAME = "octavo"
 PROBE_NAME = "octavo-probe"
 
 _HOOK = "octavo_attention"
+_EXPAND = "expand_kv"
+"""Where a module keeps one latent for all heads: its method that makes K and V of latents and rotary parts."""
 _MASK_FUNCTION = "octavo_mask_function"
+
+
+Expansion = Callable[[torch.Tensor, torch.Tensor], tuple[torch.Tensor, torch.Tensor]]
+"""(K, V), each [1, heads, tokens, size], of latents and rotary parts, each [1, 1, tokens, size]."""
 
 
 class AttentionHook(ABC):
     """What an attention module's call becomes."""
+
+    def expansion(self, module: nn.Module) -> Expansion | None:
+        """What becomes of the step from latents to K and V, where `module` has one; None leaves it as it is."""
+        return None
 
     @abstractmethod
     def attend(
@@ -91,11 +103,20 @@ class BoundAttention(AttentionHook):
 def set_hook(module: nn.Module, hook: AttentionHook) -> None:
     """Let `module`'s attention calls go to `hook`. Kept out of the module's own attributes: it is no submodule."""
     module.__dict__[_HOOK] = hook
+    if expansion_of(module) is not None and (expansion := hook.expansion(module)) is not None:
+        module.__dict__[_EXPAND] = expansion
 
 
 def clear_hook(module: nn.Module) -> None:
     """Take back what `set_hook` did; does nothing where there is no hook."""
     module.__dict__.pop(_HOOK, None)
+    module.__dict__.pop(_EXPAND, None)
+
+
+def expansion_of(module: nn.Module) -> Expansion | None:
+    """The module's own step from latents to K and V; None where it has none."""
+    step = getattr(type(module), _EXPAND, None)
+    return None if step is None else partial(step, module)
 
 
 def hook_of(module: nn.Module) -> AttentionHook:

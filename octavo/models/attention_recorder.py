@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import sys
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
 
 from octavo.errors import UnsupportedModelError
-from octavo.models.attention_interface import AttentionHook, mask_function_of
+from octavo.models.attention_interface import AttentionHook, Expansion, expansion_of, mask_function_of
 from octavo.models.mask_kind import MaskKind, find_mask_kind
 from octavo.models.transformers_api import ALL_ATTENTION_FUNCTIONS
 
@@ -43,9 +43,19 @@ class AttentionCall:
     mask: MaskKind | None
     shares_with: int | None
     """Index of the earlier layer whose keys and values these are."""
+    latent_sizes: tuple[int, int] | None
+    """Elements of the latent and of the rotary part that K and V were made of; None where they were not, or changed."""
     query: torch.Tensor = field(repr=False)
     key: torch.Tensor = field(repr=False)
     value: torch.Tensor = field(repr=False)
+
+
+class _Expanded(NamedTuple):
+    """K and V as a module made them of latents and rotary parts, and the sizes of those."""
+
+    sizes: tuple[int, int]
+    key: torch.Tensor
+    value: torch.Tensor
 
 
 class Recorder(AttentionHook):
@@ -57,6 +67,19 @@ class Recorder(AttentionHook):
         self._mask_length = mask_length
         """Positions over which masks are examined; None when the model makes none in this forward."""
         self._mask_kinds: dict[int, MaskKind] = {}
+        self._expanded: dict[int, _Expanded] = {}
+        """By id of the module: its last step from latents to K and V."""
+
+    def expansion(self, module: nn.Module) -> Expansion | None:
+        expand = expansion_of(module)
+        assert expand is not None
+
+        def watched(latent: torch.Tensor, rotary: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+            key, value = expand(latent, rotary)
+            self._expanded[id(module)] = _Expanded((latent.shape[-1], rotary.shape[-1]), key, value)
+            return key, value
+
+        return watched
 
     def attend(
         self,
@@ -81,6 +104,7 @@ class Recorder(AttentionHook):
             alibi_slopes=options.get("alibi_slopes"),
             mask=options.get("mask_kind") or self._mask_kind(module, mask),
             shares_with=self._shares_with(key),
+            latent_sizes=self._latent_sizes(module, key, value),
             query=query,
             key=key,
             value=value,
@@ -109,6 +133,12 @@ class Recorder(AttentionHook):
             if call.key.data_ptr() == key.data_ptr() and call.key.shape == key.shape and call.shares_with is None:
                 return call.layer_index
         return None
+
+    def _latent_sizes(self, module: nn.Module, key: torch.Tensor, value: torch.Tensor) -> tuple[int, int] | None:
+        expanded = self._expanded.pop(id(module), None)
+        if expanded is None or expanded.key is not key or expanded.value is not value:
+            return None
+        return expanded.sizes
 
     def _mask_kind(self, module: nn.Module, mask: torch.Tensor | None) -> MaskKind | None:
         if self._mask_length is None:

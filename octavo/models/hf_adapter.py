@@ -21,11 +21,12 @@ from torch import nn
 from octavo.attention.backend import AttentionBackend, AttentionLayer
 from octavo.config import LayerConfig, ModelConfig, layer_name
 from octavo.errors import UnsupportedModelError
-from octavo.kv.specs import AttentionSpec, ChunkedLocalSpec, FullAttentionSpec, LayerSpec, SlidingWindowSpec
+from octavo.kv.specs import AttentionSpec, ChunkedLocalSpec, FullAttentionSpec, LayerSpec, MLASpec, SlidingWindowSpec
 from octavo.models.adoption import adopt_attention, calls_interface
 from octavo.models.attention_interface import BoundAttention, set_hook
 from octavo.models.attention_probe import AttentionProbe
 from octavo.models.attention_recorder import AttentionCall
+from octavo.models.latent_attention import BoundLatentAttention, with_latents
 from octavo.models.mask_kind import MaskKind
 from octavo.models.modules.fused_attention import Heads
 from octavo.models.modules.replacement import replace_modules
@@ -137,21 +138,26 @@ def adapt_model(
         if not calls_interface(model):
             adopt_attention(model, length=max_model_len, vocab_size=model_config.vocab_size)
         probe = AttentionProbe(model, length=max_model_len, vocab_size=model_config.vocab_size)
-        _check_layers(probe.calls, model_config, max_model_len)
+        latent_layers = [index for index, layer in enumerate(model_config.layers) if layer.kind == "mla"]
+        calls, projections = with_latents(probe.calls, latent_layers)
+        _check_layers(calls, model_config, max_model_len)
         heads = {
             call.module: Heads(call.num_heads, call.num_kv_heads, call.head_size, call.value_size)
-            for call in probe.calls
+            for call in calls
             if call.shares_with is None
         }
-        replaced = replace_modules(model, probe.seen, heads)
+        linears = [call for call in probe.seen.linears if call.linear.weight is not None]
+        replaced = replace_modules(model, probe.seen._replace(linears=linears), heads)
         probe.check_independence()
     layers: dict[str, AttentionLayer] = {}
-    for call in sorted(probe.calls, key=lambda call: call.layer_index):
+    for call in sorted(calls, key=lambda call: call.layer_index):
         layer = _attention_layer(
             call, model_config.layers[call.layer_index], backend, block_size=block_size, dtype=kv_cache_dtype
         )
         layers[layer.name] = layer
-        set_hook(replaced.modules.get(call.module, call.module), BoundAttention(layer))
+        projection = projections.get(call.layer_index)
+        hook = BoundAttention(layer) if projection is None else BoundLatentAttention(layer, projection)
+        set_hook(replaced.modules.get(call.module, call.module), hook)
     shared = {name: layer.kv_sharing_target for name, layer in layers.items() if layer.kv_sharing_target is not None}
     loaded = LoadedModel(
         model,
@@ -184,23 +190,11 @@ def _few_threads(model: Any) -> Iterator[None]:
 def _attention_layer(
     call: AttentionCall, layer: LayerConfig, backend: AttentionBackend, *, block_size: int, dtype: str
 ) -> AttentionLayer:
-    sizes: dict[str, Any] = {
-        "block_size": block_size,
-        "num_kv_heads": call.num_kv_heads,
-        "head_size": call.head_size,
-        "head_size_v": None if call.value_size == call.head_size else call.value_size,
-        "dtype": dtype,
-    }
     window = layer.window if layer.kind == "sliding_window" else None
     chunk = layer.chunk if layer.kind == "chunked_local" else None
-    spec: AttentionSpec = FullAttentionSpec(**sizes)
-    if window is not None:
-        spec = SlidingWindowSpec(**sizes, window=window)
-    elif chunk is not None:
-        spec = ChunkedLocalSpec(**sizes, chunk=chunk)
     return AttentionLayer(
         layer_name(call.layer_index),
-        spec=spec,
+        spec=_spec(call, layer, window=window, chunk=chunk, block_size=block_size, dtype=dtype),
         num_heads=call.num_heads,
         scale=call.scale,
         backend=backend,
@@ -211,6 +205,23 @@ def _attention_layer(
         alibi_slopes=call.alibi_slopes,
         kv_sharing_target=None if call.shares_with is None else layer_name(call.shares_with),
     )
+
+
+def _spec(
+    call: AttentionCall, layer: LayerConfig, *, window: int | None, chunk: int | None, block_size: int, dtype: str
+) -> AttentionSpec | MLASpec:
+    if layer.kind == "mla":
+        return MLASpec(block_size=block_size, latent_size=call.head_size, value_size=call.value_size, dtype=dtype)
+    sizes: dict[str, Any] = {
+        "block_size": block_size,
+        "num_kv_heads": call.num_kv_heads,
+        "head_size": call.head_size,
+        "head_size_v": None if call.value_size == call.head_size else call.value_size,
+        "dtype": dtype,
+    }
+    if window is not None:
+        return SlidingWindowSpec(**sizes, window=window)
+    return FullAttentionSpec(**sizes) if chunk is None else ChunkedLocalSpec(**sizes, chunk=chunk)
 
 
 def _check_layers(calls: list[AttentionCall], model_config: ModelConfig, max_model_len: int) -> None:

@@ -27,7 +27,6 @@ from octavo.models.zoo import find_model
 _DTYPE_NAMES = {torch.float32: "float32", torch.bfloat16: "bfloat16", torch.float16: "float16"}
 
 _UNSUPPORTED_KINDS = {
-    "mla": "multi-head latent attention (MLA)",
     "mamba": "a recurrent state (Mamba or linear attention)",
 }
 

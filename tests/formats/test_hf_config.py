@@ -62,6 +62,7 @@ def test_published_models_give_the_reference_engines_specs(name: str) -> None:
             assert ([*map(list, spec.shapes)], list(spec.dtypes)) == (their["shapes"], their["dtypes"])
         elif isinstance(spec, MLASpec):
             assert (their["kind"], spec.latent_size) == ("mla", their["head_size"])
+            assert spec.value_size == CONFIGS[name]["kv_lora_rank"]
         else:
             assert isinstance(spec, AttentionSpec)
             assert (spec.num_kv_heads, spec.head_size) == (their["num_kv_heads"], their["head_size"])

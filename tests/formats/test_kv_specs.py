@@ -27,7 +27,7 @@ def test_each_kind_has_its_spec() -> None:
             LayerConfig(kind="full", head_size_v=32, **SIZES),
             LayerConfig(kind="sliding_window", window=7, **SIZES),
             LayerConfig(kind="chunked_local", chunk=9, **SIZES),
-            LayerConfig(kind="mla", num_kv_heads=1, head_size=576),
+            LayerConfig(kind="mla", num_kv_heads=1, head_size=576, head_size_v=512),
             LayerConfig(kind="mamba", state_shapes=((3, 8), (2, 4)), state_dtypes=("auto", "float32")),
             LayerConfig(kind="none"),
             LayerConfig(kind="sliding_window", window=7, kv_sharing_target=1, **SIZES),
@@ -39,7 +39,7 @@ def test_each_kind_has_its_spec() -> None:
         "layers.0": FullAttentionSpec(head_size_v=32, **PLAIN),
         "layers.1": SlidingWindowSpec(window=7, **PLAIN),
         "layers.2": ChunkedLocalSpec(chunk=9, **PLAIN),
-        "layers.3": MLASpec(block_size=16, latent_size=576, dtype="float16"),
+        "layers.3": MLASpec(block_size=16, latent_size=576, value_size=512, dtype="float16"),
         "layers.4": MambaSpec(block_size=16, shapes=((3, 8), (2, 4)), dtypes=("float16", "float32")),
     }
     assert shared == {"layers.6": "layers.1"}

@@ -18,6 +18,7 @@ from octavo.models.loader import load_model
 VOCAB_SIZE = 160
 MAX_LENGTH = 96
 WINDOW = 7
+LATENT = 24
 
 COMMON: dict[str, Any] = {
     "vocab_size": VOCAB_SIZE,
@@ -35,7 +36,7 @@ MIXED = ["sliding_attention", "full_attention", "sliding_attention", "full_atten
 
 
 class Architecture(NamedTuple):
-    """A config without its `model_type`, and the kind (`F` full, `S` window, `C` chunk) of each layer."""
+    """A config without its `model_type`, and each layer's kind: `F` full, `S` window, `C` chunk, `L` latent."""
 
     fields: dict[str, Any]
     kinds: str = "FFFF"
@@ -52,6 +53,7 @@ class Architecture(NamedTuple):
             "F": LayerConfig(kind="full", **layer),
             "S": LayerConfig(kind="sliding_window", window=WINDOW, **layer),
             "C": LayerConfig(kind="chunked_local", chunk=WINDOW, **layer),
+            "L": LayerConfig(kind="mla", head_size_v=LATENT, **layer),
         }
         return ModelConfig(
             name=model_type,
@@ -71,6 +73,34 @@ class Architecture(NamedTuple):
 
 
 NO_GROUPS = {key: field for key, field in COMMON.items() if key != "num_key_value_heads"}
+
+LATENTS: dict[str, Any] = COMMON | {
+    "num_key_value_heads": 4,
+    "kv_lora_rank": LATENT,
+    "q_lora_rank": 20,
+    "qk_nope_head_dim": 12,
+    "qk_rope_head_dim": 8,
+    "v_head_dim": 10,
+}
+LATENT_EXPERTS: dict[str, Any] = LATENTS | {
+    "n_routed_experts": 8,
+    "n_group": 2,
+    "topk_group": 1,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 24,
+    "first_k_dense_replace": 1,
+    "n_shared_experts": 1,
+}
+YARN: dict[str, Any] = {
+    "rope_type": "yarn",
+    "rope_theta": 10_000.0,
+    "factor": 4.0,
+    "mscale": 1.0,
+    "mscale_all_dim": 0.8,
+    "beta_fast": 32,
+    "beta_slow": 1,
+    "original_max_position_embeddings": MAX_LENGTH // 4,
+}
 
 GPT2_FIELDS: dict[str, Any] = {
     "vocab_size": VOCAB_SIZE,
@@ -183,6 +213,43 @@ ARCHITECTURES: dict[str, Architecture] = {
         num_kv_heads=4,
     ),
     "rembert": Architecture(NO_GROUPS | {"is_decoder": True}, num_kv_heads=4),
+}
+ARCHITECTURES |= {
+    name: Architecture(fields, "LLLL", num_kv_heads=1, head_size=LATENT + 8)
+    for name, fields in {
+        "deepseek_v2": LATENT_EXPERTS | {"topk_method": "greedy"},
+        "deepseek_v3": LATENT_EXPERTS,
+        "deepseek_v3-yarn": LATENT_EXPERTS | {"rope_parameters": YARN},
+        "deepseek_v3-plain-queries": LATENT_EXPERTS
+        | {"q_lora_rank": None, "rope_interleave": False, "attention_bias": True},
+        "minicpm3": LATENTS | {"scale_emb": 1.0, "dim_model_base": 32},
+        "glm4_moe_lite": LATENT_EXPERTS,
+        "youtu": LATENTS | {"pad_token_id": None},  # its own initialisation clears that row, loaded or not
+        "axk1": LATENT_EXPERTS,
+        "sarvam_mla": LATENT_EXPERTS,
+        "kimi_linear": LATENT_EXPERTS
+        | {
+            "linear_attn_config": {
+                "full_attn_layers": [1, 2, 3, 4],
+                "kda_layers": [],
+                "num_heads": 4,
+                "head_dim": 8,
+                "short_conv_kernel_size": 4,
+            }
+        },
+        "bailing_hybrid": LATENT_EXPERTS | {"num_experts": 8, "layer_types": ["full_attention"] * 4},
+        "longcat_flash": {
+            **{key: field for key, field in LATENTS.items() if key not in ("num_hidden_layers", "intermediate_size")},
+            "num_layers": 2,
+            "head_dim": 8,
+            "qk_head_dim": 20,
+            "ffn_hidden_size": 48,
+            "expert_ffn_hidden_size": 16,
+            "n_routed_experts": 8,
+            "moe_topk": 2,
+            "zero_expert_num": 2,
+        },
+    }.items()
 }
 """Model types, some with a suffix after `-` for a variant."""
 

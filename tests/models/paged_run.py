@@ -8,7 +8,8 @@ from collections.abc import Sequence
 import torch
 
 from octavo.attention.backend import AttentionGroup, AttentionMetadata, KVCacheView
-from octavo.kv.specs import AttentionSpec
+from octavo.kv.layout import strided_view
+from octavo.kv.specs import LayerSpec
 from octavo.models.hf_adapter import LoadedModel
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -76,10 +77,10 @@ def logits_in_chunks(
     raise AssertionError("unreachable")
 
 
-def _allocate(spec: AttentionSpec, num_blocks: int) -> KVCacheView:
-    shape = (num_blocks, spec.block_size, spec.num_kv_heads)
-    dtype = DTYPES[spec.dtype]
+def _allocate(spec: LayerSpec, num_blocks: int) -> KVCacheView:
+    view = strided_view(spec, num_blocks)
+    memory = torch.full((num_blocks * view.strides[0],), torch.nan, dtype=DTYPES[view.dtype])
     return KVCacheView(
-        torch.full((*shape, spec.head_size), torch.nan, dtype=dtype),
-        torch.full((*shape, spec.value_size), torch.nan, dtype=dtype),
+        memory.as_strided(view.key_shape, view.strides, view.key_offset),
+        memory.as_strided(view.value_shape, view.strides, view.value_offset),
     )

@@ -16,7 +16,7 @@ from octavo.kv.specs import FullAttentionSpec, SlidingWindowSpec
 from tests.models.architectures import ARCHITECTURES, WINDOW, folder_files, load_folder, random_prompts, save_model
 from tests.models.paged_run import PagedRun, logits_in_chunks
 
-QUICK = ("llama", "gemma3_text", "gpt_oss", "bloom", "gpt_neo")
+QUICK = ("llama", "gemma3_text", "gpt_oss", "bloom", "gpt_neo", "deepseek_v3")
 
 
 def _names() -> list[object]:
@@ -119,7 +119,7 @@ def test_requests_of_one_step_do_not_mix(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("name", ["llama", "gpt_oss", "qwen3_moe", "gemma3n_text", "gpt2", "bloom"])
+@pytest.mark.parametrize("name", ["llama", "gpt_oss", "qwen3_moe", "gemma3n_text", "gpt2", "bloom", "deepseek_v3"])
 def test_sixteen_bits_stay_near(name: str, dtype: torch.dtype, tmp_path: Path) -> None:
     theirs = save_model(name, tmp_path)
     model = load_folder(tmp_path, ARCHITECTURES[name].model_config(name), dtype=dtype)

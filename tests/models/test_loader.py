@@ -128,7 +128,7 @@ def test_a_config_alone_needs_dummy_weights(saved: Path) -> None:
 @pytest.mark.parametrize(
     ("layer", "message"),
     [
-        (LayerConfig(kind="mla", head_size=16), r"Layer 3 of llama has multi-head latent attention \(MLA\)"),
+        (LayerConfig(kind="mla", head_size=16), "Layer 3 has latent attention, but attends to other K and V"),
         (LayerConfig(kind="mamba"), "Layer 3 of llama has a recurrent state"),
         (LayerConfig(kind="chunked_local", chunk=8, num_kv_heads=2, head_size=8), "Layer 3 .* chunks of 8 tokens, but"),
     ],

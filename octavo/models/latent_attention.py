@@ -1,0 +1,165 @@
+"""Multi-head latent attention over a cache of latents: queries go down to the latent, what they read comes up from it.
+
+A module of this kind makes K and V of a small vector per token. With latent c and rotary part r of a token,
+
+    K of head h = [U_h c, r]        V of head h = W_h c
+
+where U_h and W_h are slices of one weight. A query [q, s] of head h scores U_h c . q + r . s = [U_h^T q, s] . [c, r],
+and sums w_t W_h c_t = W_h (sum of w_t c_t). So the cache keeps [c, r] once for all heads; queries are **absorbed**
+(U_h^T q), and sums are **raised** (W_h). Attention itself has one KV head, whose V is the leading part of its K.
+
+transformers' modules have that step apart from the rest of their forward, as a method `expand_kv(latent, rotary)` whose
+results go to attention untouched. Its stand-in hands latent and rotary part on as they are; everything else of the
+module (projections, norms, rotary embedding, scales, gates) stays the module's own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Container, Iterable
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import nn
+
+from octavo.attention.backend import AttentionLayer
+from octavo.errors import UnsupportedModelError
+from octavo.models.attention_interface import AttentionHook, Expansion, expansion_of
+from octavo.models.attention_recorder import AttentionCall
+
+_NUM_TRIALS = 8
+"""Random tokens on which a projection is compared with the module's own step."""
+
+_TOLERANCE, _TOLERANCE_16_BITS = 1e-4, 0.03
+"""Largest difference, relative to the size of what is compared."""
+
+
+class LatentProjection:
+    """The two matrices of each head between a latent and its K and V. Owns: nothing, they are views of the weight."""
+
+    def __init__(self, linear: nn.Linear, *, num_heads: int, value_size: int, rotary_size: int) -> None:
+        self.linear = linear
+        """The layer whose weight [heads * (key size + value size), latent size] they are part of."""
+        self.rotary_size = rotary_size
+        by_head = linear.weight.detach().view(num_heads, -1, linear.in_features)
+        key_size = by_head.shape[1] - value_size
+        self._down = by_head[:, :key_size]
+        """[heads, key size without the rotary part, latent size]"""
+        self._up = by_head[:, key_size:].transpose(1, 2)
+        """[heads, latent size, value size]"""
+
+    @property
+    def latent_size(self) -> int:
+        return self.linear.in_features
+
+    def absorb(self, query: torch.Tensor) -> torch.Tensor:
+        """[tokens, heads, latent size + rotary size] from [tokens, heads, key size]."""
+        plain, rotary = query.split_with_sizes([self._down.shape[1], self.rotary_size], 2)
+        return torch.cat([torch.bmm(plain.transpose(0, 1), self._down).transpose(0, 1), rotary], 2)
+
+    def raise_sums(self, sums: torch.Tensor) -> torch.Tensor:
+        """[tokens, heads, value size] from weighted sums of latents, [tokens, heads, latent size]."""
+        return torch.bmm(sums.transpose(0, 1), self._up).transpose(0, 1)
+
+
+def with_latents(
+    calls: Iterable[AttentionCall], latent_layers: Container[int]
+) -> tuple[list[AttentionCall], dict[int, LatentProjection]]:
+    """(`calls`, those of `latent_layers` as attention over latents, the projections of these layers by their index).
+
+    Raises `UnsupportedModelError` as `find_projection` does.
+    """
+    projections = {call.layer_index: find_projection(call) for call in calls if call.layer_index in latent_layers}
+    changed = []
+    for call in calls:
+        projection = projections.get(call.layer_index)
+        if projection is not None:
+            size = projection.latent_size
+            call = replace(call, num_kv_heads=1, head_size=size + projection.rotary_size, value_size=size)
+        changed.append(call)
+    return changed, projections
+
+
+def find_projection(call: AttentionCall) -> LatentProjection:
+    """The projection that a module expands its latents by, compared with the module's own step on random tokens.
+
+    That the module attends to K and V as `call` says, its recorder has found out; here the scores of queries and the
+    weighted sums are compared, of which attention is made.
+    Raises `UnsupportedModelError`, naming the property, when the step is not the one described at the top.
+    """
+    module, layer_index, expand = call.module, call.layer_index, expansion_of(call.module)
+    if expand is None or call.latent_sizes is None:
+        raise _refusal(layer_index, "attends to other K and V than a step of their own makes of its latent")
+    latent_size, rotary_size = call.latent_sizes
+    weight = next(module.parameters())
+    generator = torch.Generator().manual_seed(layer_index)
+
+    def random(*shape: int) -> torch.Tensor:
+        return torch.randn(*shape, generator=generator).to(weight.device, weight.dtype)
+
+    latent, rotary = random(1, 1, _NUM_TRIALS, latent_size), random(1, 1, _NUM_TRIALS, rotary_size)
+    parts, key, value = _watch(module, expand, latent, rotary)
+    num_heads, key_size, value_size = key.shape[1], key.shape[3] - rotary_size, value.shape[3]
+    rows = num_heads * (key_size + value_size)
+    if len(parts) != 1 or type(parts[0]) is not nn.Linear or parts[0].weight.shape != (rows, latent_size):
+        raise _refusal(layer_index, f"expands its latent by something else than one plain matrix of {rows} rows")
+    projection = LatentProjection(parts[0], num_heads=num_heads, value_size=value_size, rotary_size=rotary_size)
+    query, weights = random(_NUM_TRIALS, num_heads, key_size + rotary_size), random(_NUM_TRIALS, _NUM_TRIALS)
+    kept, sums = torch.cat([latent, rotary], 3)[0, 0], (weights @ latent[0, 0])[:, None].expand(-1, num_heads, -1)
+    tolerance = _TOLERANCE if weight.dtype == torch.float32 else _TOLERANCE_16_BITS
+    for what, ours, theirs in (
+        ("keys", projection.absorb(query).transpose(0, 1) @ kept.T, query.transpose(0, 1) @ key[0].mT),
+        ("values", projection.raise_sums(sums).transpose(0, 1), weights @ value[0]),
+    ):
+        if not (ours.float() - theirs.float()).norm() <= tolerance * theirs.float().norm():
+            raise _refusal(layer_index, f"makes its {what} of more than its latent, the rotary part and one matrix")
+    return projection
+
+
+def _watch(
+    module: nn.Module, expand: Expansion, latent: torch.Tensor, rotary: torch.Tensor
+) -> tuple[list[Any], torch.Tensor, torch.Tensor]:
+    """(the parts of `module` that its step calls, K, V)."""
+    called: list[Any] = []
+    handles = [part.register_forward_pre_hook(lambda part, _args: called.append(part)) for part in module.children()]
+    try:
+        return (called, *expand(latent, rotary))
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def _refusal(layer_index: int, what: str) -> UnsupportedModelError:
+    return UnsupportedModelError(
+        f"Layer {layer_index} has latent attention, but {what}, so that its latents cannot be cached.",
+        remedy="Octavo cannot run this model yet; use another one.",
+        layer=layer_index,
+    )
+
+
+class BoundLatentAttention(AttentionHook):
+    """Sends a module's queries and latents through its `AttentionLayer`. Owns: nothing. Never: expands a latent."""
+
+    def __init__(self, layer: AttentionLayer, projection: LatentProjection) -> None:
+        self.layer = layer
+        self.projection = projection
+
+    def expansion(self, module: nn.Module) -> Expansion:
+        return _leave_as_it_is
+
+    def attend(
+        self,
+        module: nn.Module,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        mask: torch.Tensor | None,
+        options: dict[str, Any],
+    ) -> torch.Tensor:
+        latent = torch.cat([key, value], 3)[0].transpose(0, 1)
+        sums = self.layer.forward(self.projection.absorb(query[0].transpose(0, 1)), latent, None)
+        return self.projection.raise_sums(sums).unsqueeze(0)
+
+
+def _leave_as_it_is(latent: torch.Tensor, rotary: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    return latent, rotary
