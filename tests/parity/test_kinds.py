@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import dataclasses
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 
-from octavo.attention.backend import AttentionLayer
+from octavo.attention.backend import AttentionLayer, KVCacheView
+from octavo.attention.numba_cpu import NumbaCPU
 from octavo.errors import OctavoError
 from octavo.models.position_cache import PositionCache
 from tests.parity.reference import greedy
-from tests.parity.tiny import ALIBI, CHUNKED
+from tests.parity.tiny import ALIBI, CHUNKED, LATENT
 from tests.parity.toy import Toy
 
-KINDS: dict[str, dict[str, Any]] = {"chunked": CHUNKED, "alibi": ALIBI}
+KINDS: dict[str, dict[str, Any]] = {"chunked": CHUNKED, "alibi": ALIBI, "latent": LATENT}
 LENGTHS = (1, 2, 8, 9, 10, 17, 18, 19, 33, 70)
 """Below, at and past the chunk of 9 tokens, and the multiples of it."""
 FORKS = (16, 36, 36)
@@ -103,3 +106,40 @@ def test_a_chunk_off_by_one_is_noticed(chunked: Toy, monkeypatch: pytest.MonkeyP
 def test_positions_counted_from_the_start_of_a_step_are_noticed(chunked: Toy, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(PositionCache, "at", staticmethod(lambda positions: PositionCache(0)))
     assert _is_noticed(chunked)
+
+
+@pytest.fixture(scope="module")
+def latent(tmp_path_factory: pytest.TempPathFactory) -> Toy:
+    return Toy(tmp_path_factory.mktemp("latent"), LATENT, lengths=LENGTHS, forks=FORKS)
+
+
+def late_values(monkeypatch: pytest.MonkeyPatch) -> None:
+    """V begins one element late in its latent."""
+    original = NumbaCPU.attend
+
+    def planted(self: NumbaCPU, layer: Any, cache: KVCacheView, query: Any, metadata: Any) -> Any:
+        shifted = cache.key[..., 1 : 1 + cache.value.shape[3]]
+        return original(self, layer, KVCacheView(cache.key, shifted), query, metadata)
+
+    monkeypatch.setattr(NumbaCPU, "attend", planted)
+
+
+def early_slots(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every latent is written one slot too early."""
+    original = NumbaCPU.write
+
+    def planted(self: NumbaCPU, cache: KVCacheView, key: Any, value: Any, metadata: Any) -> None:
+        slots = (metadata.slot_mapping - 1).clamp(min=-1)
+        original(self, cache, key, value, dataclasses.replace(metadata, slot_mapping=slots))
+
+    monkeypatch.setattr(NumbaCPU, "write", planted)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("plant", [late_values, early_slots])
+def test_a_latent_off_by_one_is_noticed(
+    latent: Toy, monkeypatch: pytest.MonkeyPatch, plant: Callable[[pytest.MonkeyPatch], None]
+) -> None:
+    assert not _is_noticed(latent)
+    plant(monkeypatch)
+    assert _is_noticed(latent)

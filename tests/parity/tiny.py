@@ -70,6 +70,44 @@ ALIBI: dict[str, Any] = {
 }
 """A bias by distance instead of positions, in modules that compute attention themselves."""
 
+LATENT: dict[str, Any] = {
+    "model_type": "deepseek_v3",
+    "vocab_size": VOCAB_SIZE,
+    "hidden_size": 48,
+    "intermediate_size": 96,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 4,
+    "q_lora_rank": 20,
+    "kv_lora_rank": 24,
+    "qk_nope_head_dim": 12,
+    "qk_rope_head_dim": 8,
+    "v_head_dim": 10,
+    "n_routed_experts": 8,
+    "n_shared_experts": 1,
+    "num_experts_per_tok": 2,
+    "n_group": 2,
+    "topk_group": 1,
+    "moe_intermediate_size": 24,
+    "first_k_dense_replace": 1,
+    "max_position_embeddings": 256,
+    "rope_parameters": {
+        "rope_type": "yarn",
+        "rope_theta": 10_000.0,
+        "factor": 4.0,
+        "mscale": 1.0,
+        "mscale_all_dim": 0.8,
+        "beta_fast": 32,
+        "beta_slow": 1,
+        "original_max_position_embeddings": 64,
+    },
+    "tie_word_embeddings": False,
+    "eos_token_id": 1,
+    "bos_token_id": 2,
+    "pad_token_id": 0,
+}
+"""Every layer keeps a latent of 24 and a rotary part of 8; YaRN changes the scale of scores."""
+
 
 def build_model(folder: Path, config: dict[str, Any], *, seed: int = 0, spread: float = 0.25) -> torch.nn.Module:
     """Save a random model of `config` in `folder` and return it; `spread` is large enough for varied greedy tokens."""
