@@ -34,32 +34,38 @@ _TOLERANCE, _TOLERANCE_16_BITS = 1e-4, 0.03
 """Largest difference, relative to the size of what is compared."""
 
 
-class LatentProjection:
-    """The two matrices of each head between a latent and its K and V. Owns: nothing, they are views of the weight."""
+class LatentProjection(nn.Module):
+    """The two matrices of each head between a latent and its K and V, in place of the linear layer that held them.
+
+    Owns: the matrices, each in the order that products with it read (of a view of the layer's weight, they take up to
+    three times as long in bfloat16).
+    """
 
     def __init__(self, linear: nn.Linear, *, num_heads: int, value_size: int, rotary_size: int) -> None:
-        self.linear = linear
-        """The layer whose weight [heads * (key size + value size), latent size] they are part of."""
-        self.rotary_size = rotary_size
+        """`linear` has one weight [heads * (key size + value size), latent size] and is left as it is."""
+        super().__init__()
+        self.latent_size, self.rotary_size = linear.in_features, rotary_size
         by_head = linear.weight.detach().view(num_heads, -1, linear.in_features)
         key_size = by_head.shape[1] - value_size
-        self._down = by_head[:, :key_size]
+        self.down = nn.Parameter(by_head[:, :key_size].contiguous(), requires_grad=False)
         """[heads, key size without the rotary part, latent size]"""
-        self._up = by_head[:, key_size:].transpose(1, 2)
+        self.up = nn.Parameter(by_head[:, key_size:].transpose(1, 2).contiguous(), requires_grad=False)
         """[heads, latent size, value size]"""
-
-    @property
-    def latent_size(self) -> int:
-        return self.linear.in_features
 
     def absorb(self, query: torch.Tensor) -> torch.Tensor:
         """[tokens, heads, latent size + rotary size] from [tokens, heads, key size]."""
-        plain, rotary = query.split_with_sizes([self._down.shape[1], self.rotary_size], 2)
-        return torch.cat([torch.bmm(plain.transpose(0, 1), self._down).transpose(0, 1), rotary], 2)
+        plain, rotary = query.split_with_sizes([self.down.shape[1], self.rotary_size], 2)
+        return torch.cat([torch.bmm(plain.transpose(0, 1), self.down).transpose(0, 1), rotary], 2)
 
     def raise_sums(self, sums: torch.Tensor) -> torch.Tensor:
         """[tokens, heads, value size] from weighted sums of latents, [tokens, heads, latent size]."""
-        return torch.bmm(sums.transpose(0, 1), self._up).transpose(0, 1)
+        return torch.bmm(sums.transpose(0, 1), self.up).transpose(0, 1)
+
+    def forward(self, latents: torch.Tensor) -> torch.Tensor:
+        """[..., heads * (key size + value size)] from [..., latent size], as the linear layer did."""
+        rows = latents.reshape(1, -1, self.latent_size)
+        by_head = torch.cat([rows @ self.down.mT, rows @ self.up], 2)
+        return by_head.transpose(0, 1).reshape(*latents.shape[:-1], -1)
 
 
 def with_latents(
@@ -67,21 +73,32 @@ def with_latents(
 ) -> tuple[list[AttentionCall], dict[int, LatentProjection]]:
     """(`calls`, those of `latent_layers` as attention over latents, the projections of these layers by their index).
 
+    The linear layers behind these projections are replaced by them, and lose their weights.
     Raises `UnsupportedModelError` as `find_projection` does.
     """
-    projections = {call.layer_index: find_projection(call) for call in calls if call.layer_index in latent_layers}
+    projections: dict[int, LatentProjection] = {}
     changed = []
     for call in calls:
-        projection = projections.get(call.layer_index)
-        if projection is not None:
+        if call.layer_index in latent_layers:
+            projection = projections[call.layer_index] = take_projection(call)
             size = projection.latent_size
             call = replace(call, num_kv_heads=1, head_size=size + projection.rotary_size, value_size=size)
         changed.append(call)
     return changed, projections
 
 
-def find_projection(call: AttentionCall) -> LatentProjection:
-    """The projection that a module expands its latents by, compared with the module's own step on random tokens.
+def take_projection(call: AttentionCall) -> LatentProjection:
+    """What `find_projection` finds, put into the module in place of the linear layer, whose weight goes at once."""
+    name, linear, projection = find_projection(call)
+    linear.register_parameter("weight", None)
+    setattr(call.module, name, projection.eval())
+    return projection
+
+
+def find_projection(call: AttentionCall) -> tuple[str, nn.Linear, LatentProjection]:
+    """(name in its module, linear layer, projection) that latents are expanded by. Changes nothing.
+
+    The projection is compared with the module's own step on random tokens.
 
     That the module attends to K and V as `call` says, its recorder has found out; here the scores of queries and the
     weighted sums are compared, of which attention is made.
@@ -101,9 +118,10 @@ def find_projection(call: AttentionCall) -> LatentProjection:
     parts, key, value = _watch(module, expand, latent, rotary)
     num_heads, key_size, value_size = key.shape[1], key.shape[3] - rotary_size, value.shape[3]
     rows = num_heads * (key_size + value_size)
-    if len(parts) != 1 or type(parts[0]) is not nn.Linear or parts[0].weight.shape != (rows, latent_size):
+    name, linear = parts[0] if len(parts) == 1 else ("", None)
+    if type(linear) is not nn.Linear or linear.weight.shape != (rows, latent_size):
         raise _refusal(layer_index, f"expands its latent by something else than one plain matrix of {rows} rows")
-    projection = LatentProjection(parts[0], num_heads=num_heads, value_size=value_size, rotary_size=rotary_size)
+    projection = LatentProjection(linear, num_heads=num_heads, value_size=value_size, rotary_size=rotary_size)
     query, weights = random(_NUM_TRIALS, num_heads, key_size + rotary_size), random(_NUM_TRIALS, _NUM_TRIALS)
     kept, sums = torch.cat([latent, rotary], 3)[0, 0], (weights @ latent[0, 0])[:, None].expand(-1, num_heads, -1)
     tolerance = _TOLERANCE if weight.dtype == torch.float32 else _TOLERANCE_16_BITS
@@ -113,15 +131,18 @@ def find_projection(call: AttentionCall) -> LatentProjection:
     ):
         if not (ours.float() - theirs.float()).norm() <= tolerance * theirs.float().norm():
             raise _refusal(layer_index, f"makes its {what} of more than its latent, the rotary part and one matrix")
-    return projection
+    return name, linear, projection
 
 
 def _watch(
     module: nn.Module, expand: Expansion, latent: torch.Tensor, rotary: torch.Tensor
-) -> tuple[list[Any], torch.Tensor, torch.Tensor]:
-    """(the parts of `module` that its step calls, K, V)."""
-    called: list[Any] = []
-    handles = [part.register_forward_pre_hook(lambda part, _args: called.append(part)) for part in module.children()]
+) -> tuple[list[tuple[str, Any]], torch.Tensor, torch.Tensor]:
+    """(names and parts of `module` that its step calls, K, V)."""
+    called: list[tuple[str, Any]] = []
+    handles = [
+        part.register_forward_pre_hook(lambda part, _args, name=name: called.append((name, part)))
+        for name, part in module.named_children()
+    ]
     try:
         return (called, *expand(latent, rotary))
     finally:

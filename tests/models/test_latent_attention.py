@@ -16,7 +16,7 @@ from octavo.kv.specs import MLASpec
 from octavo.models.attention_interface import PROBE_NAME, attention_forward, set_hook
 from octavo.models.attention_probe import AttentionProbe
 from octavo.models.attention_recorder import AttentionCall
-from octavo.models.latent_attention import BoundLatentAttention, find_projection, with_latents
+from octavo.models.latent_attention import BoundLatentAttention, find_projection, take_projection, with_latents
 from octavo.models.zoo import find_model
 from tests.models.architectures import ARCHITECTURES, LATENT
 
@@ -46,18 +46,22 @@ def test_a_call_over_latents_is_seen_and_becomes_one_head() -> None:
     assert with_latents([call], []) == ([call], {})
 
 
-def test_the_matrices_are_views_of_the_module_s_weight() -> None:
+def test_the_projection_takes_the_place_of_the_linear_layer_and_expands_as_it_did() -> None:
     call = probed()
-    projection = find_projection(call)
-    assert projection.linear is call.module.kv_b_proj
-    assert projection._down.untyped_storage().data_ptr() == call.module.kv_b_proj.weight.data_ptr()
-    assert projection._up.untyped_storage().data_ptr() == call.module.kv_b_proj.weight.data_ptr()
+    linear: Any = call.module.kv_b_proj
+    given = torch.randn(2, 3, LATENT)
+    expected, num_bytes = linear(given), linear.weight.nbytes
+    projection = take_projection(call)
+    assert call.module.kv_b_proj is projection
+    assert linear.weight is None, "its weight is not kept twice"
+    assert sum(parameter.nbytes for parameter in projection.parameters()) == num_bytes
+    torch.testing.assert_close(projection(given), expected)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_attention_over_latents_is_attention_over_what_they_expand_to(dtype: torch.dtype) -> None:
     call = probed(dtype)
-    projection = find_projection(call)
+    projection = take_projection(call)
     spec = MLASpec(block_size=4, latent_size=LATENT + ROTARY, value_size=LATENT, dtype="float32")
     layer = AttentionLayer("layers.0", spec=spec, num_heads=HEADS, scale=call.scale, backend=TorchReference())
     pages = torch.full((4, 4, 1, LATENT + ROTARY), torch.nan)
