@@ -25,6 +25,7 @@ from torch.overrides import TorchFunctionMode
 from octavo.errors import UnsupportedModelError
 from octavo.models.attention_interface import attention_forward
 from octavo.models.mask_kind import MaskFunction, MaskKind, find_mask_kind
+from octavo.models.score_slopes import fit_slopes, num_linear_tokens
 from octavo.models.score_stand_in import (
     ScoreHook,
     are_queries_and_keys,
@@ -79,13 +80,16 @@ def adopt_attention(model: Any, *, length: int, vocab_size: int) -> None:
             module.config._attn_implementation_internal = own_attention(type(model))
     num_tokens = min(_NUM_TOKENS, length)
     calls, kinds = _find_calls(model, _tokens(num_tokens, vocab_size), length)
-    far = _find_calls(model, _tokens(min(_FAR, length), vocab_size), length, stops=True)[0]
+    far, _ = _find_calls(model, _tokens(min(_FAR, length), vocab_size), length, stops=True)
+    looks: list[_Look] = []
     adopted: list[_Adopted] = []
     for index, call in enumerate(calls):
         kind = _mask_kind(call.module, kinds, length)
         found = _Look(call, kind, index)
-        if index == 0 and far:
+        if index == 0:
             found.check_far(far[0])
+        looks.append(found)
+        found.refine(looks[0])
         adopted.append(_Adopted(call, index, found))
     for call, own in zip(calls, adopted, strict=True):
         call.module.forward = own.forward
@@ -243,14 +247,25 @@ class _Look:
             worst = max(worst, float((rise - self.scale * product).abs().max()))
         if worst > (1e-4 if self._is_exact else 0.1) * max(1.0, abs(self.scale)):
             raise self.refusal("does more to the products of queries and keys than to multiply them and add to them")
-        self.slopes = self._slopes(base, visible)
+        self.slopes = fit_slopes(base, visible)
+        self._check_linear(base, visible)
 
     def check_far(self, call: _Call) -> None:
-        """Raises unless far from the query, too, what is added to scores has the slopes that were found."""
+        """Raises unless far from the query, too, what is added to scores has the slopes that were found.
+
+        In 16 bits, the slopes are those of this longer look from then on: its roundings cancel out.
+        """
         base, visible = self._base_and_visible(call)
-        if not torch.equal(visible[0], self._seen(base.shape[1], visible.device)):
-            raise self.refusal("has another mask far from the start of a sequence")
+        if not self._is_exact:
+            self.slopes = fit_slopes(base, visible)
         self._check_linear(base, visible)
+
+    def refine(self, first: _Look) -> None:
+        """Take the slopes of a module that was looked at from afar, where in 16 bits they cannot be told from these."""
+        if self._is_exact or self.slopes is None or first.slopes is None:
+            return
+        if torch.allclose(self.slopes, first.slopes, rtol=2.0**-6):
+            self.slopes = first.slopes
 
     def _logits(self, call: _Call, product: Callable[[tuple[int, ...]], torch.Tensor]) -> torch.Tensor:
         """[heads, tokens, tokens]: what reaches the softmax for these products."""
@@ -272,45 +287,31 @@ class _Look:
         positions = torch.arange(num_tokens, device=device)
         return self.kind.visible(positions[:, None], positions[None, :])
 
-    def _slopes(self, base: torch.Tensor, visible: torch.Tensor) -> torch.Tensor | None:
-        """[heads]: what a score gains per position of its key; None where nothing is added."""
-        reach = int(visible[0, -1].sum())
-        last = base[:, -1, -reach:]
-        slopes = (last[:, -1] - last[:, 0]) / max(1, reach - 1)
-        self.slopes = slopes
-        self._check_linear(base, visible)
-        return slopes if bool(slopes.any()) else None
-
     def _check_linear(self, base: torch.Tensor, visible: torch.Tensor) -> None:
-        positions = torch.arange(base.shape[1], device=base.device)
-        slopes = base.new_zeros(len(base)) if self.slopes is None else self.slopes
-        rest = base - slopes[:, None, None] * (positions[None, None, :] - positions[None, :, None])
-        # A number added to all scores of a query changes nothing.
-        rest = rest - rest.diagonal(dim1=1, dim2=2)[:, :, None]
-        greatest = float(base[visible].abs().max())
-        allowed = 1e-5 + greatest * (1e-6 if self._is_exact else 2.0**-8)
-        if float(rest[visible].abs().max()) > allowed:
-            wrong = (rest.abs() > allowed) & visible
-            distance = int((positions[:, None] - positions[None, :]).expand_as(wrong)[wrong].min())
-            raise self.refusal(
-                "adds to scores what is not linear in the distance of query and key"
-                + (f" (from {distance} tokens on)" if distance > 1 else "")
-            )
+        fine = num_linear_tokens(base, visible, self.slopes, is_exact=self._is_exact)
+        if fine < base.shape[1]:
+            what, remedy = "adds to scores what is not linear in the distance of query and key", _REMEDY
+            if num_linear_tokens(base, visible, self.slopes, is_exact=False) == base.shape[1]:
+                remedy = "Use --dtype bfloat16: it is linear up to the rounding of that."
+            if fine >= _NUM_TOKENS:
+                what = f"{what} beyond {fine} tokens"
+                remedy = f"Use --max-model-len {fine}, up to which it is, or another model."
+            raise self.refusal(what, remedy)
 
     def attend(self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
         """[tokens, heads, value size] from [heads, tokens, size], by what was found alone."""
         group_size = len(query) // len(key)
-        key, value = (tensor.float().repeat_interleave(group_size, dim=0) for tensor in (key, value))
+        key, values = (tensor.float().repeat_interleave(group_size, dim=0) for tensor in (key, value))
         positions = torch.arange(query.shape[1], device=query.device)
         scores = query.float() @ key.transpose(1, 2) * self.scale
         if self.slopes is not None:
             scores = scores + self.slopes[:, None, None] * (positions[None, :] - positions[:, None])
         scores = scores.masked_fill(~self._seen(query.shape[1], query.device), -torch.inf)
-        return (torch.softmax(scores, dim=2) @ value).transpose(0, 1).to(query.dtype)
+        return (torch.softmax(scores, dim=2) @ values).transpose(0, 1).to(value.dtype)
 
-    def refusal(self, what: str) -> UnsupportedModelError:
+    def refusal(self, what: str, remedy: str = _REMEDY) -> UnsupportedModelError:
         return UnsupportedModelError(
-            f"Attention module {self._index} of the model {what}.", remedy=_REMEDY, layer=self._index
+            f"Attention module {self._index} of the model {what}.", remedy=remedy, layer=self._index
         )
 
 

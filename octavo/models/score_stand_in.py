@@ -140,7 +140,9 @@ class ScoreHook(TorchFunctionMode):
         return scores
 
     def _weigh(self, scores: _Scores, value: torch.Tensor) -> torch.Tensor:
-        out = self._attend(scores.query, scores.key, with_batch(value)).transpose(1, 2)
+        # Some modules raise queries and keys to float32 for the product; the cache keeps what they were.
+        query, key = scores.query.to(value.dtype), scores.key.to(value.dtype)
+        out = self._attend(query, key, with_batch(value)).transpose(1, 2)
         return out[0] if value.dim() == 3 else out
 
 

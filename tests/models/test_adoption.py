@@ -69,8 +69,31 @@ def test_a_bias_that_is_linear_only_near_the_query_is_refused() -> None:
     """Falcon rounds its bias to bfloat16, whatever the dtype: exact up to 256 tokens."""
     fields = {"max_position_embeddings": 400}
     assert len(probe(build("falcon-alibi", **fields), 250).calls) == 4
-    with pytest.raises(UnsupportedModelError, match=r"not linear in the distance of query and key"):
+    with pytest.raises(UnsupportedModelError, match=r"not linear in .* beyond (\d+) tokens") as caught:
         probe(build("falcon-alibi", **fields), 400)
+    longest = int(caught.value.remedy.split("--max-model-len ")[1].split(",")[0])
+    assert longest > 250
+    assert len(probe(build("falcon-alibi", **fields), longest).calls) == 4
+    with pytest.raises(UnsupportedModelError):
+        probe(build("falcon-alibi", **fields), longest + 1)
+
+
+def test_a_bias_that_only_sixteen_bits_round_is_left_to_them() -> None:
+    fields = {"num_attention_heads": 32, "hidden_size": 128}
+    with pytest.raises(UnsupportedModelError, match="Use --dtype bfloat16"):
+        probe(build("falcon-alibi", **fields))
+    assert len(probe(build("falcon-alibi", **fields).to(torch.bfloat16)).calls) == 4
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("name", ["bloom", "mpt", "falcon-alibi", "gpt_neo"])
+def test_roundings_of_sixteen_bits_are_no_bends(name: str, dtype: torch.dtype) -> None:
+    exact = [call.alibi_slopes for call in probe(build(name)).calls]
+    rounded = [call.alibi_slopes for call in probe(build(name).to(dtype)).calls]
+    for ours, expected in zip(rounded, exact, strict=True):
+        assert (ours is None) == (expected is None)
+        if ours is not None:
+            assert torch.allclose(ours, expected, rtol=2e-3)
 
 
 Attend = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, Any], tuple[torch.Tensor, None]]
