@@ -20,11 +20,12 @@ if typing.TYPE_CHECKING:
     from octavo.config import EngineConfig
     from octavo.engine.llm import LLM
     from octavo.kv.planner import plan_kv_cache
-    from octavo.request import SamplingParams
+    from octavo.request import BeamSearchParams, SamplingParams
 
 __version__ = "0.1.0"
 
 _HOMES = {
+    "BeamSearchParams": "octavo.request",
     "LLM": "octavo.engine.llm",
     "EngineConfig": "octavo.config",
     "SamplingParams": "octavo.request",
@@ -34,7 +35,7 @@ _HOMES = {
 
 prefer_short_spins()
 
-__all__ = ["LLM", "EngineConfig", "SamplingParams", "__version__", "plan_kv_cache"]
+__all__ = ["LLM", "BeamSearchParams", "EngineConfig", "SamplingParams", "__version__", "plan_kv_cache"]
 
 
 def __getattr__(name: str) -> object:

@@ -48,6 +48,9 @@ class RequestStatus(enum.Enum):
 MAX_COMPLETIONS = 1024
 """Most completions of one prompt: each is a sequence of its own, made before the first step."""
 
+MAX_BEAM_WIDTH = 256
+"""Each beam is a sequence of its own."""
+
 _MAX_LOGPROBS = 2**20
 """More tokens than any vocabulary has; the engine compares with the model's own."""
 
@@ -101,7 +104,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, metaclass=Keywor
 
     REFUSED: ClassVar[dict[str, str]] = {
         "best_of": "Ask for n completions with logprobs=0 and keep those with the greatest cumulative_logprob.",
-        "use_beam_search": "Ask for n completions and keep the best of them.",
+        "use_beam_search": "Call LLM.beam_search.",
         "structured_outputs": "Check the text yourself; stop strings and allowed_token_ids can narrow it.",
         "guided_decoding": "Check the text yourself; stop strings and allowed_token_ids can narrow it.",
         "response_format": "Check the text yourself; stop strings and allowed_token_ids can narrow it.",
@@ -202,6 +205,49 @@ _OPTIONAL = (
     "skip_reading_prefix_cache", "extra_args",
 )  # fmt: skip
 """Fields that may be None."""
+
+
+class BeamSearchParams(msgspec.Struct, frozen=True, kw_only=True, metaclass=KeywordParameters):
+    """How to search for the most likely continuations. Names and defaults are those that users of vLLM know.
+
+    See `octavo.engine.beam_search` for the exact definition.
+    """
+
+    beam_width: int
+    """Candidates kept after each token, and sequences returned for each prompt."""
+    max_tokens: int
+    ignore_eos: bool = False
+    temperature: float = 0.0
+    """0 or 1: the search compares the model's own probabilities."""
+    length_penalty: float = 1.0
+    """A sequence's score is its log probability divided by its number of generated tokens to this power."""
+    include_stop_str_in_output: bool = False
+    """Whether a sequence's tokens have the end-of-sequence token that ended it."""
+
+    def __post_init__(self) -> None:
+        read_fields(self, _BEAM_READERS, optional=())
+        rules = (
+            (1 <= self.beam_width <= MAX_BEAM_WIDTH, "beam_width", f"from 1 to {MAX_BEAM_WIDTH}"),
+            (1 <= self.max_tokens < INT32, "max_tokens", f"from 1 to {INT32 - 1}"),
+            (
+                self.temperature in (0.0, 1.0),
+                "temperature",
+                "0 or 1: the search compares the model's own probabilities, and draws nothing",
+            ),
+            (abs(self.length_penalty) <= 100.0, "length_penalty", "from -100 to 100"),
+        )
+        check_bounds(self, rules)
+
+
+_BEAM_READERS: dict[str, Field] = {
+    "beam_width": WHOLE,
+    "max_tokens": WHOLE,
+    "ignore_eos": FLAG,
+    "temperature": NUMBER,
+    "length_penalty": NUMBER,
+    "include_stop_str_in_output": FLAG,
+}
+"""Field of `BeamSearchParams` -> how it is read."""
 
 
 class Request:

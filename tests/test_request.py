@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from octavo.errors import RequestError
-from octavo.request import FinishReason, Request, SamplingParams
+from octavo.request import BeamSearchParams, FinishReason, Request, SamplingParams
 
 
 def test_defaults_are_those_that_vllm_users_know() -> None:
@@ -218,6 +218,24 @@ def test_the_error_knows_the_field_and_can_call_it_otherwise() -> None:
         assert caught.value.parameter == "top_p"
         assert str(caught.value.naming("--top-p")).startswith("--top-p is ")
     assert str(RequestError("a fact", remedy="Mend it.").naming("--x")) == "a fact Mend it."
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("beam_width", 0),
+        ("beam_width", 257),
+        ("max_tokens", 0),
+        ("temperature", -1.0),
+        ("temperature", 0.5),
+        ("length_penalty", float("nan")),
+    ],
+)
+def test_impossible_searches_are_refused_by_name(field: str, value: object) -> None:
+    with pytest.raises(RequestError, match=rf"^{field} is .* It must be "):
+        BeamSearchParams(**{"beam_width": 2, "max_tokens": 5, field: value})
+    with pytest.raises(RequestError, match=r"^BeamSearchParams lacks max_tokens\."):
+        BeamSearchParams(beam_width=2)  # type: ignore[call-arg]
 
 
 def test_finish_reasons_read_as_text() -> None:

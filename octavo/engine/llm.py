@@ -13,13 +13,14 @@ from rich.console import Console
 from rich.progress import Progress
 
 from octavo.config import EngineConfig, ModelSource, read_environment
+from octavo.engine.beam_search import BeamRun
 from octavo.engine.conversation import Message, list_conversations
 from octavo.engine.core_client import InprocClient
 from octavo.engine.engine_args import EngineOptions, engine_config_from
 from octavo.engine.figures import Figures
 from octavo.engine.input_processor import InputProcessor, Prompt
-from octavo.engine.output_processor import OutputProcessor
-from octavo.engine.outputs import RequestOutput
+from octavo.engine.output_processor import OutputProcessor, describe_beams
+from octavo.engine.outputs import BeamSearchOutput, RequestOutput
 from octavo.engine.run import Run
 from octavo.engine.tokenizer import Tokenizer, load_tokenizer
 from octavo.engine.turn import Turn
@@ -27,7 +28,7 @@ from octavo.errors import RequestError
 from octavo.formats.source import ModelFiles, locate
 from octavo.kv.planner import KVCachePlan
 from octavo.messages import SchedulerStats, StageReport
-from octavo.request import SamplingParams
+from octavo.request import BeamSearchParams, SamplingParams
 from octavo.worker.device import choose_device
 
 OnStage = Callable[[StageReport], None]
@@ -72,6 +73,7 @@ class LLM:
         )
         self._outputs = OutputProcessor(self._tokenizer)
         self._turn = Turn()
+        self._max_num_seqs = config.scheduler.max_num_seqs
         self.figures: Figures | None = None
         """Figures of the last `generate` or `chat`; None before the first."""
         self.load_s = time.perf_counter() - started
@@ -118,10 +120,44 @@ class LLM:
         Raises `RequestError`, which names the prompt, when one cannot run; then nothing of the others goes on, and the
         engine can be used as before.
         """
-        if lora_request is not None:
-            raise RequestError("LoRA adapters are not supported.", remedy="Merge the adapter into the model's weights.")
+        _refuse_adapter(lora_request)
         run = self.start_run(prompts, sampling_params, priority=priority)
         return self._finish(run, show_progress=use_tqdm)
+
+    def beam_search(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        params: BeamSearchParams,
+        *,
+        use_tqdm: bool = False,
+        lora_request: object = None,
+        concurrency_limit: int | None = None,
+    ) -> list[BeamSearchOutput]:
+        """The `params.beam_width` most likely continuations of each prompt, in their order; `octavo.engine.beam_search`
+        has the exact definition.
+
+        Parameters:
+            concurrency_limit: prompts searched for at the same time; None is as many as `max_num_seqs` lets run.
+
+        Raises as `generate`.
+        """
+        _refuse_adapter(lora_request)
+        self._turn.require_open()
+        sampling = SamplingParams(max_tokens=params.max_tokens)
+        requests = self._inputs.process(prompts, sampling)
+        run = BeamRun(
+            self._client,
+            requests,
+            params,
+            vocab_size=self._client.model_config.vocab_size,
+            num_at_once=concurrency_limit or max(1, self._max_num_seqs // params.beam_width),
+        )
+        with self._turn.taken(), _progress(len(requests), show=use_tqdm) as advance:
+            run.run(advance)
+        return [
+            describe_beams(request.prompt_token_ids, search.finished(), self._tokenizer, params)
+            for request, search in zip(requests, run.searches, strict=True)
+        ]
 
     def chat(
         self,
@@ -192,7 +228,7 @@ class LLM:
         self.shutdown()
 
     def _finish(self, run: Run, *, show_progress: bool) -> list[RequestOutput]:
-        with _progress(run, show=show_progress) as advance:
+        with _progress(run.meter.num_sequences, show=show_progress) as advance:
             for update in run.updates():
                 if update.finish_reason is not None:
                     advance()
@@ -200,12 +236,17 @@ class LLM:
         return run.outputs()
 
 
-class _progress:  # noqa: N801
-    """A progress bar over completions, on stderr where that is a terminal; else nothing. Entering gives `advance`."""
+def _refuse_adapter(lora_request: object) -> None:
+    if lora_request is not None:
+        raise RequestError("LoRA adapters are not supported.", remedy="Merge the adapter into the model's weights.")
 
-    def __init__(self, run: Run, *, show: bool) -> None:
+
+class _progress:  # noqa: N801
+    """A progress bar over `total`, on stderr where that is a terminal; else nothing. Entering gives `advance`."""
+
+    def __init__(self, total: int, *, show: bool) -> None:
         self._bar = Progress(console=Console(stderr=True), disable=not (show and sys.stderr.isatty()))
-        self._task = self._bar.add_task("Generating", total=run.meter.num_sequences)
+        self._task = self._bar.add_task("Generating", total=total)
 
     def __enter__(self) -> Callable[[], None]:
         self._bar.start()

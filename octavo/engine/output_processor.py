@@ -6,16 +6,24 @@ together again. A sequence whose stop string is found must be aborted in the cor
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import msgspec
 
+from octavo.engine.beam_search import Beam
 from octavo.engine.detokenizer import Decoder, IncrementalDetokenizer, StopStrings
 from octavo.engine.input_processor import PromptRequest
-from octavo.engine.outputs import CompletionOutput, Logprob, RequestMetrics, RequestOutput
+from octavo.engine.outputs import (
+    BeamSearchOutput,
+    BeamSearchSequence,
+    CompletionOutput,
+    Logprob,
+    RequestMetrics,
+    RequestOutput,
+)
 from octavo.errors import InvariantError
 from octavo.messages import EngineCoreOutput, EngineCoreRequest, TokenLogprobs
-from octavo.request import FinishReason
+from octavo.request import BeamSearchParams, FinishReason
 
 
 class CompletionUpdate(msgspec.Struct, frozen=True, kw_only=True):
@@ -46,7 +54,7 @@ class OutputProcessor:
 
     def __init__(self, decoder: Decoder) -> None:
         self._decoder = decoder
-        self._token_texts = _TokenTexts(decoder)
+        self._token_texts = TokenTexts(decoder)
         self._requests: dict[str, _RequestState] = {}
         self._completions: dict[str, _Completion] = {}
         """By core request id."""
@@ -155,7 +163,7 @@ class _Completion:
     """One sequence under way. Owns: its tokens, its text and their log probabilities."""
 
     def __init__(
-        self, state: _RequestState, index: int, core_id: str, decoder: Decoder, token_texts: _TokenTexts
+        self, state: _RequestState, index: int, core_id: str, decoder: Decoder, token_texts: TokenTexts
     ) -> None:
         sampling = state.request.sampling
         self.state = state
@@ -237,18 +245,20 @@ class _Completion:
         return self._text.add(new, may_stop=len(self._token_ids) > self._sampling.min_tokens)
 
     def _dicts(self, places: Sequence[TokenLogprobs]) -> list[dict[int, Logprob]]:
-        return [self._dict(place) for place in places]
-
-    def _dict(self, place: TokenLogprobs) -> dict[int, Logprob]:
-        entry: dict[int, Logprob] = {}
-        for position, (token_id, logprob) in enumerate(zip(place.token_ids, place.logprobs, strict=True)):
-            if token_id not in entry:
-                rank = place.rank if position == 0 else position
-                entry[token_id] = Logprob(logprob=logprob, rank=rank, decoded_token=self._token_texts[token_id])
-        return entry
+        return [logprob_dict(place, self._token_texts) for place in places]
 
 
-class _TokenTexts(dict[int, str]):
+def logprob_dict(place: TokenLogprobs, texts: Mapping[int, str]) -> dict[int, Logprob]:
+    """What is known of one place, by token id: the chosen token first, then the best ones."""
+    entry: dict[int, Logprob] = {}
+    for position, (token_id, logprob) in enumerate(zip(place.token_ids, place.logprobs, strict=True)):
+        if token_id not in entry:
+            rank = place.rank if position == 0 else position
+            entry[token_id] = Logprob(logprob=logprob, rank=rank, decoded_token=texts[token_id])
+    return entry
+
+
+class TokenTexts(dict[int, str]):
     """The text of each token by itself. Owns: those that were asked for, at most one for each of the vocabulary."""
 
     def __init__(self, decoder: Decoder) -> None:
@@ -258,3 +268,26 @@ class _TokenTexts(dict[int, str]):
     def __missing__(self, token_id: int) -> str:
         text = self[token_id] = self._decoder.decode([token_id], skip_special_tokens=False)
         return text
+
+
+def describe_beams(
+    prompt_token_ids: list[int], beams: Sequence[Beam], decoder: Decoder, params: BeamSearchParams
+) -> BeamSearchOutput:
+    """The finished `beams` of a prompt as sequences."""
+    texts = TokenTexts(decoder)
+    sequences = []
+    for beam in beams:
+        ended = beam.finish_reason is FinishReason.STOP
+        shown = beam.token_ids[:-1] if ended and not params.include_stop_str_in_output else beam.token_ids
+        tokens = [*prompt_token_ids, *shown]
+        sequences.append(
+            BeamSearchSequence(
+                tokens=tokens,
+                text=decoder.decode(tokens),
+                cum_logprob=beam.logprob,
+                logprobs=[logprob_dict(place, texts) for place in beam.places],
+                finish_reason=beam.finish_reason or FinishReason.LENGTH,
+                stop_reason=beam.token_ids[-1] if ended else None,
+            )
+        )
+    return BeamSearchOutput(sequences=sequences)

@@ -41,6 +41,30 @@ class CompletionOutput(msgspec.Struct, frozen=True, kw_only=True):
         return self.finish_reason is not None
 
 
+class BeamSearchSequence(msgspec.Struct, frozen=True, kw_only=True):
+    """One of the most likely sequences that begin with a prompt."""
+
+    tokens: list[int]
+    """Prompt and continuation; the end-of-sequence token only where it was asked for."""
+    text: str
+    """All of that."""
+    cum_logprob: float
+    """Sum of the log probabilities of the generated tokens, the end-of-sequence token included."""
+    logprobs: list[dict[int, Logprob]]
+    """For each generated token, what the best ones at its place were."""
+    finish_reason: FinishReason
+    """A `str`: `"stop"` or `"length"`."""
+    stop_reason: int | None = None
+    """The end-of-sequence token that ended it."""
+
+
+class BeamSearchOutput(msgspec.Struct, frozen=True, kw_only=True):
+    """What was found for one prompt."""
+
+    sequences: list[BeamSearchSequence]
+    """The best score first."""
+
+
 class RequestMetrics(msgspec.Struct, frozen=True, kw_only=True):
     """Times of one request in seconds, counted from when its prompt was handed to the engine."""
 

@@ -116,16 +116,21 @@ class Forks:
             self.release(parent_id)
 
     def release(self, request_id: str) -> bool:
-        """Give back the blocks of a kept request; False when there is no such."""
-        request = self._kept.pop(request_id, None)
+        """Give back the blocks of a kept request, when its children have been admitted; False when there is no such."""
+        request = self._kept.get(request_id)
         if request is None:
             return False
-        self._manager.free(request)
+        if request_id in self._pending:
+            request.keep_blocks = False
+        else:
+            del self._kept[request_id]
+            self._manager.free(request)
         return True
 
     def reclaim(self) -> bool:
         """Give back the blocks of all kept requests; whether there were any."""
-        kept = self.kept_ids()
-        for request_id in kept:
-            self.release(request_id)
+        kept = list(self._kept.values())
+        self._kept.clear()
+        for request in kept:
+            self._manager.free(request)
         return bool(kept)
