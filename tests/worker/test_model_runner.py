@@ -19,6 +19,7 @@ from octavo.sched.scheduler import Scheduler
 from octavo.worker import model_runner
 from octavo.worker.kv_memory import allocate, bind, view
 from octavo.worker.model_runner import ModelRunner
+from octavo.worker.sampler import Sampler
 from tests.worker.recalling_model import VOCAB, RecallingModel, generate, next_token, sizes
 
 CPU = torch.device("cpu")
@@ -253,6 +254,25 @@ def test_prompt_log_probabilities_are_the_same_in_chunks(
         logits = -(torch.arange(VOCAB) - best).abs().double()
         assert entry.token_ids[1] == best
         assert entry.logprobs[0] == pytest.approx(torch.log_softmax(logits, 0)[prompt[i + 1]].item(), abs=1e-5)
+
+
+def test_prompt_log_probabilities_of_a_great_vocabulary_take_bounded_memory() -> None:
+    """A prompt of 32k tokens over 262,144 words would be 32 GiB of logits: no more than the bound exist at once."""
+    vocab, most, tokens = 262_144, 0, 40
+
+    class Wide:
+        vocab_size = vocab
+
+        def compute_logits(self, hidden: torch.Tensor) -> torch.Tensor:
+            nonlocal most
+            most = max(most, len(hidden) * vocab * 4)
+            return hidden.expand(-1, vocab).contiguous()
+
+    runner = ModelRunner.__new__(ModelRunner)
+    runner._model, runner._sampler = Wide(), Sampler(vocab_size=vocab, num_threads=1)
+    found = runner._describe(torch.zeros(tokens, 1), np.arange(tokens), 5)
+    assert 0 < most <= model_runner.PROMPT_LOGITS_BYTES
+    assert [(entry.token_ids, entry.rank) for entry in found] == [([i, 0, 1, 2, 3, 4], i + 1) for i in range(tokens)]
 
 
 def test_a_resumed_request_that_has_output_reports_its_prompt_no_more(runner: ModelRunner) -> None:
