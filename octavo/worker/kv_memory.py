@@ -89,12 +89,12 @@ def copy_blocks(tensors: Sequence[torch.Tensor], num_blocks: int, copies: Sequen
 
     A block belongs to one group, but its pages in the tensors of other groups hold nothing then, so all are copied.
     """
-    if not copies:
-        return
-    pairs = torch.tensor(copies, dtype=torch.int64, device=tensors[0].device if tensors else None)
-    for tensor in tensors:
+    for tensor in tensors if copies else ():
         pages = tensor.view(num_blocks, -1)
-        pages[pairs[:, 1]] = pages[pairs[:, 0]]
+        # Page by page: one indexed copy of bytes takes four times as long on a CPU.
+        taken = [pages[source].clone() for source, _ in copies]
+        for (_, target), page in zip(copies, taken, strict=True):
+            pages[target].copy_(page)
 
 
 def _zeros_on_first_use(size_bytes: int) -> torch.Tensor:
