@@ -16,10 +16,10 @@ figures file files finish fit float fold full fused gated heads hook incremental
 keyword kind kinds kv layer library limit linear list loaded local log logprob logprobs lookup manager marks mask
 memory meta metadata meter metrics model new no norm open options output outputs override packed parallel parameters
 params part parts path piece placement plain probe processor question queue raw reason record recorder reference
-replaced report retained row rows rules run runnable runner running sampler sampling scheduler scratch screen seen
-segment sentence sink sliding small source special splitting stages state static stats status stop strided strings
-table team template thread tile token tokenizer tokens too type unsupported update vector vocabulary weight weights
-work worker wrapper
+replaced report retained row rows rules run runnable runner running sampler sampling scheduler scratch screen search
+seen segment sentence sequence sink sliding small source special splitting stages state static stats status stop
+strided strings table team template text thread tile token tokenizer tokens too type unsupported update vector
+vocabulary weight weights work worker wrapper
 """
 """Words in everyday use, or in the everyday use of the field, that need no entry in the glossary."""
 

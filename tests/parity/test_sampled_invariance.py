@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from octavo import LLM, SamplingParams
 from tests.parity.tiny import HYBRID, VOCAB_SIZE, build_model
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = pytest.mark.timeout(1800)
 
 LENGTHS = (1, 7, 12, 25, 40, 64, 90)
 
@@ -62,6 +62,7 @@ def asked(tmp_path_factory: pytest.TempPathFactory) -> Asked:
     return Asked(tmp_path_factory.mktemp("sampled"))
 
 
+@pytest.mark.slow
 def test_the_answers_are_varied(asked: Asked) -> None:
     assert len({tuple(tokens) for answer in asked.alone for tokens in answer}) == 16 + 2 * 2
     assert sum(len(set(tokens)) > 7 for answer in asked.alone for tokens in answer) > 12
@@ -69,42 +70,41 @@ def test_the_answers_are_varied(asked: Asked) -> None:
     assert len({tuple(tokens) for tokens in (first, second, third)}) == 3, "each completion has a stream of its own"
 
 
-@settings(max_examples=8, deadline=None, derandomize=True)
-@given(
-    seed=st.integers(0, 2**32),
-    engine_seed=st.integers(0, 3),
-    batch=st.sampled_from([1, 4, 9, 30, 2048]),
-    num_seqs=st.integers(1, 20),
-    block_size=st.sampled_from([1, 4, 5, 16, 27]),
-    caching=st.booleans(),
-    extra_blocks=st.integers(0, 40),
-)
-def test_any_schedule(
-    asked: Asked,
-    seed: int,
-    engine_seed: int,
-    batch: int,
-    num_seqs: int,
-    block_size: int,
-    caching: bool,
-    extra_blocks: int,
-) -> None:
-    """Any order and company, budget, block size and pool, down to one that holds a single request at a time."""
-    options: dict[str, Any] = {
-        "max_num_batched_tokens": batch,
-        "max_num_seqs": num_seqs,
-        "block_size": block_size,
-        "enable_prefix_caching": caching,
-        "max_model_len": 112,
-        "seed": engine_seed,
+SCHEDULES = st.fixed_dictionaries(
+    {
+        "seed": st.integers(0, 3),
+        "max_num_batched_tokens": st.sampled_from([1, 4, 9, 30, 2048]),
+        "max_num_seqs": st.integers(1, 20),
+        "block_size": st.sampled_from([1, 4, 5, 16, 27]),
+        "enable_prefix_caching": st.booleans(),
     }
+)
+
+
+def check(asked: Asked, schedule: dict[str, Any], order: list[int], extra_blocks: int) -> None:
+    options = {"max_model_len": 112, **schedule}
     with asked.llm(**options) as probe:
         smallest = 1 + sum(probe.plan.figures.blocks_per_request)
-    order = random.Random(seed).choices(range(len(asked.requests)), k=20)
     with asked.llm(**options, num_blocks_override=smallest + extra_blocks) as llm:
         assert answers(llm, [asked.requests[index] for index in order]) == [asked.alone[index] for index in order]
 
 
+@pytest.mark.slow
+@settings(max_examples=3, deadline=None, derandomize=True)
+@given(schedule=SCHEDULES, order=st.permutations(range(16)), extra_blocks=st.integers(0, 40))
+def test_any_schedule(asked: Asked, schedule: dict[str, Any], order: list[int], extra_blocks: int) -> None:
+    """Any order and company, budget, block size and pool, down to one that holds a single request at a time."""
+    check(asked, schedule, order, extra_blocks)
+
+
+@pytest.mark.long
+@settings(max_examples=60, deadline=None, derandomize=True)
+@given(schedule=SCHEDULES, order=st.permutations(range(16)), extra_blocks=st.integers(0, 40))
+def test_many_schedules(asked: Asked, schedule: dict[str, Any], order: list[int], extra_blocks: int) -> None:
+    check(asked, schedule, order, extra_blocks)
+
+
+@pytest.mark.slow
 def test_preempted_requests_draw_the_same_again(asked: Asked) -> None:
     options: dict[str, Any] = {"max_model_len": 112, "block_size": 2, "max_num_batched_tokens": 16}
     with asked.llm(**options) as probe:
@@ -114,6 +114,7 @@ def test_preempted_requests_draw_the_same_again(asked: Asked) -> None:
         assert llm.stats().num_preemptions > 0
 
 
+@pytest.mark.slow
 def test_the_completions_of_a_seeded_prompt_are_those_of_the_seeds_that_follow(asked: Asked) -> None:
     prompt, sampling = asked.requests[2]
     with asked.llm() as llm:
@@ -123,6 +124,7 @@ def test_the_completions_of_a_seeded_prompt_are_those_of_the_seeds_that_follow(a
         assert [answer[0] for answer in answers(llm, single)] == asked.alone[2]
 
 
+@pytest.mark.slow
 def test_prompt_log_probabilities_do_not_depend_on_chunks_or_on_what_is_cached(asked: Asked) -> None:
     """They need the whole prompt computed, so a prefix hit is not taken; others find its blocks all the same."""
     prompt = asked.requests[7][0] + list(range(3, 60))
