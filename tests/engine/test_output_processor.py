@@ -75,6 +75,20 @@ def test_the_stop_string_stays_when_asked_for() -> None:
     assert output.outputs[0].text == "abST"
 
 
+@pytest.mark.parametrize("prompt", ["say STOP", "say ST"])
+def test_a_stop_string_in_the_prompt_or_begun_there_does_not_count(prompt: str) -> None:
+    processor = OutputProcessor(ByteTokenizer())
+    processor.add_request(_request(prompt, stop=("STOP",)), now=0.0)
+    texts = [processor.process([_news([token])], now=1.0).updates[0].text for token in b"OP on"]
+    assert texts == ["O", "P", " ", "o", "n"], "and nothing is held back for it"
+
+
+def test_a_stop_string_of_several_bytes_a_character_is_found_in_the_token_that_completes_it() -> None:
+    output, abort, streamed = _run("a🙂b漢字c".encode(), stop=("漢字",))
+    assert (output.outputs[0].text, streamed, abort) == ("a🙂b", "a🙂b", ["0"])
+    assert output.outputs[0].token_ids == list("a🙂b漢字".encode())
+
+
 def test_a_stop_string_below_min_tokens_does_not_count() -> None:
     output, _, _ = _run(b"STabSTc", stop=("ST",), min_tokens=3)
     assert output.outputs[0].text == "STab"

@@ -6,7 +6,10 @@ import pytest
 
 from octavo.config import SchedulerConfig
 from octavo.errors import RequestError
+from octavo.kv.specs import LayerSpec
+from octavo.messages import SchedulerOutput
 from octavo.request import FinishReason, SamplingParams
+from tests.null_executor import MemoryFault, NullRank
 from tests.sched.harness import Bench, full, make_request, sliding
 
 
@@ -147,3 +150,28 @@ def test_each_completion_has_a_stream_of_its_own_and_only_the_first_reports_the_
     assert bench.step()[0].num_scheduled_tokens == {"a0": 1, "a1": 1}
     bench.run()
     bench.check_results()
+
+
+class CopiesNothing(NullRank):
+    def copy_blocks(self, step: SchedulerOutput) -> None:
+        """Leave the children's last blocks as they are."""
+
+
+class CopiesTooLate(NullRank):
+    def copy_blocks(self, step: SchedulerOutput) -> None:
+        """Copy after the step has written."""
+
+    def read(self, step: SchedulerOutput, group: int, spec: LayerSpec) -> None:
+        super().copy_blocks(step)
+        super().read(step, group, spec)
+
+
+@pytest.mark.parametrize("rank_class", [CopiesNothing, CopiesTooLate])
+def test_a_rank_that_copies_wrongly_is_noticed(rank_class: type[NullRank]) -> None:
+    bench = Bench(rank_class=rank_class, enable_caching=False)
+    bench.add(make_request("p", range(10), max_tokens=1, keep_blocks=True))
+    bench.step()
+    bench.add(make_request("x", [*range(10), 7], max_tokens=1, parent_id="p"))
+    bench.add(make_request("y", [*range(10), 8], max_tokens=2, parent_id="p"))
+    with pytest.raises(MemoryFault):
+        bench.run()
