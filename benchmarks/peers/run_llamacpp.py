@@ -31,20 +31,20 @@ class Context:
         if not self.model:
             raise SystemExit(f"llama.cpp cannot load {asked.weights}")
         params = llama_cpp.llama_context_default_params()
-        params.n_ctx = -(-(asked.num_tokens + 64) // 256) * 256
+        num_tokens = len(prompt_rows(asked.prompts)) + sum(asked.counts)
+        params.n_ctx = -(-(num_tokens + 64) // 256) * 256
         params.n_batch = BATCH_TOKENS
         params.n_ubatch = PARALLEL_TOKENS
         params.n_seq_max = len(asked.prompts)
         params.n_threads = params.n_threads_batch = asked.num_threads
-        if hasattr(params, "kv_unified"):
-            params.kv_unified = True
+        params.kv_unified = True
+        params.swa_full = False  # as its own programs: windowed layers keep their window alone
         self.context = llama_cpp.llama_init_from_model(self.model, params)
         if not self.context:
             raise SystemExit("llama.cpp cannot make a context")
         self.flags = {
             name: int(getattr(params, name))
-            for name in ("n_ctx", "n_batch", "n_ubatch", "n_seq_max", "n_threads", "kv_unified")
-            if hasattr(params, name)
+            for name in ("n_ctx", "n_batch", "n_ubatch", "n_seq_max", "n_threads", "kv_unified", "swa_full")
         }
         vocabulary = llama_cpp.llama_model_get_vocab(self.model)
         self.vocab_size = llama_cpp.llama_vocab_n_tokens(vocabulary)

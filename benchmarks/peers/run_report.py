@@ -35,11 +35,6 @@ class Asked(NamedTuple):
         """Tokens of the longest sequence, prompt and output."""
         return max(len(prompt) + count for prompt, count in zip(self.prompts, self.counts, strict=True))
 
-    @property
-    def num_tokens(self) -> int:
-        """Tokens of all sequences, prompts and outputs."""
-        return sum(map(len, self.prompts)) + sum(self.counts)
-
 
 def read_arguments(arguments: Sequence[str] | None = None) -> Asked:
     """The runner's command line."""
