@@ -82,10 +82,13 @@ def compare(given: argparse.Namespace, workload: Path, weights: Path) -> dict[st
 
 
 def _text(ours: Sequence[Outcome], theirs: Sequence[Outcome], floors: Sequence[float]) -> str:
-    same, of = agreement(ours[-1], theirs[-1])
+    same = agreement(ours[-1], theirs[-1])
     after = spread([run.start_to_first_token_s - floor for run, floor in zip(ours, floors, strict=True)])
     lines = [described(ours[-1]), described(theirs[-1]), table(ours, theirs)]
-    lines.append(f"the first {FIRST_TOKENS} tokens are the same in {same} of {of} requests")
+    lines.append(
+        f"of {same.requests} requests the first token is the same in {same.same_first_token}, the first {FIRST_TOKENS} "
+        f"in {same.same_first_tokens}"
+    )
     lines.append(
         f"import torch takes {spread(floors).median:.2f} s; octavo's first token comes {after.median:.2f} s "
         f"({after.lowest:.2f}..{after.highest:.2f}) later than that"

@@ -79,10 +79,27 @@ def ratios(ours: Sequence[Outcome], theirs: Sequence[Outcome]) -> dict[str, Spre
     return found
 
 
-def agreement(ours: Outcome, theirs: Outcome) -> tuple[int, int]:
-    """(requests whose first tokens are the same, requests)"""
+class Agreement(NamedTuple):
+    """How far two sides chose the same tokens, in requests.
+
+    Prompts of random tokens leave a model without much of a preference: where two words are nearly as likely, rounding
+    decides, and from there on the outputs differ.
+    """
+
+    requests: int
+    same_first_token: int
+    same_first_tokens: int
+    """All of the first `FIRST_TOKENS`."""
+
+
+def agreement(ours: Outcome, theirs: Outcome) -> Agreement:
+    """Compared request by request."""
     pairs = list(zip(ours.outputs, theirs.outputs, strict=True))
-    return sum(a[:FIRST_TOKENS] == b[:FIRST_TOKENS] for a, b in pairs), len(pairs)
+    return Agreement(
+        requests=len(pairs),
+        same_first_token=sum(a[:1] == b[:1] for a, b in pairs),
+        same_first_tokens=sum(a[:FIRST_TOKENS] == b[:FIRST_TOKENS] for a, b in pairs),
+    )
 
 
 def table(ours: Sequence[Outcome], theirs: Sequence[Outcome]) -> str:
@@ -126,12 +143,11 @@ def described(run: Outcome) -> str:
 
 def as_fields(ours: Sequence[Outcome], theirs: Sequence[Outcome]) -> dict[str, Any]:
     """The comparison for programs."""
-    same, of = agreement(ours[-1], theirs[-1])
     return {
         "runs": {"octavo": [run._asdict() for run in ours], "peer": [run._asdict() for run in theirs]},
         "medians": {side: _medians(runs) for side, runs in (("octavo", ours), ("peer", theirs))},
         "ratios": {name: value._asdict() for name, value in ratios(ours, theirs).items()},
-        "agreement": {"requests_same": same, "requests": of, "first_tokens": FIRST_TOKENS},
+        "agreement": {**agreement(ours[-1], theirs[-1])._asdict(), "first_tokens": FIRST_TOKENS},
     }
 
 

@@ -61,7 +61,7 @@ def test_people_read_flags_figures_agreement_and_the_floor(
     out = capsys.readouterr().out
     for part in (
         "commit ", "octavo 1: bfloat16, 2 threads", "llamacpp 1: bfloat16, 2 threads", "1.00 (1.00..1.00)",
-        "the first 8 tokens are the same in 1 of 1 requests",
+        "of 1 requests the first token is the same in 1, the first 8 in 1\n",
         "import torch takes 1.25 s; octavo's first token comes 0.75 s",
     ):  # fmt: skip
         assert part in out

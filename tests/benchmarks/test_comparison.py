@@ -54,7 +54,8 @@ def test_ratios_are_of_runs_that_followed_each_other() -> None:
 
 def test_agreement_counts_requests_whose_first_tokens_are_the_same() -> None:
     ours = _run(outputs=[[1] * 10, [2] * 10, [3]])
-    assert agreement(ours, _run(outputs=[[1] * 8 + [9, 9], [2] * 7 + [9] * 3, [3]])) == (2, 3)
+    assert agreement(ours, _run(outputs=[[1] * 8 + [9, 9], [2] * 7 + [9] * 3, [3]])) == (3, 3, 2)
+    assert agreement(ours, _run(outputs=[[9] * 10, [2, 9], [4]])) == (3, 1, 0)
 
 
 def test_the_table_has_runs_medians_and_ratios() -> None:
@@ -75,5 +76,7 @@ def test_programs_get_everything() -> None:
     assert fields["medians"]["octavo"]["wall"] == 4.5
     assert "decode" not in fields["medians"]["octavo"]
     assert fields["ratios"]["wall"] == {"median": 2.0, "lowest": 2.0, "highest": 2.0}
-    assert fields["agreement"] == {"requests_same": 2, "requests": 2, "first_tokens": 8}
+    assert fields["agreement"] == {
+        "requests": 2, "same_first_token": 2, "same_first_tokens": 2, "first_tokens": 8,
+    }  # fmt: skip
     assert [run["wall_s"] for run in fields["runs"]["peer"]] == [8.0, 10.0]
