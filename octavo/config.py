@@ -128,17 +128,32 @@ def prefer_short_spins() -> None:
         os.environ.setdefault("GOMP_SPINCOUNT", _SPINS)
 
 
+def find_cache_dir() -> Path:
+    """The folder of `OCTAVO_CACHE`, `XDG_CACHE_HOME` or the user's home. Raises `ConfigError` when there is none."""
+    named, base = os.environ.get("OCTAVO_CACHE"), os.environ.get("XDG_CACHE_HOME")
+    if named or base:
+        return Path(named) if named else Path(base or "", "octavo")
+    try:
+        return Path.home() / ".cache" / "octavo"
+    except RuntimeError:
+        raise ConfigError(
+            "There is no folder to keep models and compiled kernels in: this user has no home.",
+            remedy="Set OCTAVO_CACHE to a folder that can be written.",
+        ) from None
+
+
 def read_environment() -> Environment:
-    """The environment now. Raises `ConfigError` when `OCTAVO_NUM_THREADS` is not a whole number."""
-    base = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
-    cache_dir = Path(os.environ.get("OCTAVO_CACHE") or Path(base) / "octavo")
+    """The environment now.
+
+    Raises `ConfigError` when `OCTAVO_NUM_THREADS` is not a whole number, and as `find_cache_dir`.
+    """
     threads = os.environ.get("OCTAVO_NUM_THREADS", "0")
     if not threads.isdigit():
         raise ConfigError(
             f"OCTAVO_NUM_THREADS is {threads!r}.", remedy="Set it to a whole number, or unset it to use every core."
         )
     return Environment(
-        cache_dir=cache_dir,
+        cache_dir=find_cache_dir(),
         attention_backend=os.environ.get("OCTAVO_ATTENTION_BACKEND", ""),
         num_threads=int(threads),
     )

@@ -127,6 +127,8 @@ class EngineCoreOutputs(msgspec.Struct, frozen=True, kw_only=True):
     stats: SchedulerStats
     num_prompt_tokens: int = 0
     """Prompt tokens computed in this step."""
+    num_step_blocks: int = 0
+    """Blocks in use while the step ran: `stats` counts what is left when its finished requests have gone."""
 
 
 class StageReport(msgspec.Struct, frozen=True, kw_only=True):

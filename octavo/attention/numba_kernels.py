@@ -6,17 +6,15 @@ bfloat16 too. Numba keys what it keeps by the CPU's name and features and by the
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import hashlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import llvmlite.binding
-import numba
-from numba import cfunc, types
+from numba import types
 
 from octavo.attention.numba_attend import UNIT, attend_few_rows, attend_packed_rows, attend_step
 from octavo.attention.numba_emit import BFLOAT16, FLOAT32, Element, VectorPath
@@ -24,6 +22,7 @@ from octavo.attention.numba_job import JOB, PACKED_TILE_ROWS, TILE_ROWS
 from octavo.attention.numba_memory import JobType
 from octavo.attention.numba_tiles import uses_dot
 from octavo.attention.numba_write import WRITE_JOB, write_step
+from octavo.compiling import c_function
 
 _JOB, _UNIT, _WRITE_JOB = JobType("Job", JOB), JobType("Unit", UNIT), JobType("WriteJob", WRITE_JOB)
 
@@ -83,9 +82,9 @@ class KernelTable:
     Owns: the compiled code, as long as the process lives, since jobs hold its addresses.
     """
 
-    def __init__(self, path: VectorPath, folder: Path) -> None:
+    def __init__(self, path: VectorPath, *folders: Path) -> None:
         self.path = path
-        self._folder = folder
+        self._folders = folders
         self._functions: dict[tuple[object, ...], Any] = {}
 
     def step(self) -> int:
@@ -128,40 +127,17 @@ class KernelTable:
     def _address(self, key: tuple[object, ...], signature: Any, function: Callable[..., None]) -> int:
         compiled = self._functions.get(key)
         if compiled is None:
-            compiled = self._functions[key] = compile_kernel(signature, function, self._folder / source_digest())
+            folders = [folder / source_digest() for folder in self._folders]
+            compiled = self._functions[key] = c_function(signature, function, folders)
         return int(compiled.address)
 
 
 @cache
 def kernels_of(path: VectorPath, folder: Path | None = None) -> KernelTable:
-    """The kernels of `path`, kept in `folder`; None keeps them beside their sources, as Python does its own."""
-    return KernelTable(path, folder or kernel_folder())
+    """The kernels of `path`, kept in `folder`; where that is None or cannot be written, beside their sources."""
+    return KernelTable(path, *([folder] if folder is not None else []), kernel_folder())
 
 
 def kernel_folder() -> Path:
     """Where kernels are kept unless another folder is named: beside their sources, as Python keeps its own."""
     return Path(__file__).parent / "__pycache__" / "kernels"
-
-
-def compile_kernel(signature: Any, function: Callable[..., None], folder: Path) -> Any:
-    """A C function, from `folder` where it was compiled before; its `address` is valid as long as it lives.
-
-    Where nothing can be kept in `folder`, it is compiled for this process.
-    """
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        with _kept_in(folder):
-            return cfunc(signature, cache=True)(function)
-    except OSError:
-        return cfunc(signature)(function)
-
-
-@contextlib.contextmanager
-def _kept_in(folder: Path) -> Iterator[None]:
-    """Makes numba keep in `folder` what is compiled meanwhile."""
-    before = numba.config.CACHE_DIR
-    numba.config.CACHE_DIR = str(folder)
-    try:
-        yield
-    finally:
-        numba.config.CACHE_DIR = before

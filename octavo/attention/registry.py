@@ -27,7 +27,7 @@ def get_backend(name: str, device_type: str, num_threads: int = 0, cache_dir: Pa
     """The backend called `name`; `""` is the default of `device_type`.
 
     `num_threads` is how many threads a CPU backend may use; 0 means as many as torch uses. Compiled
-    kernels are kept in a folder of `cache_dir`; None keeps them beside their sources.
+    kernels are kept in a folder of `cache_dir`; where it is None or cannot be written, beside their sources.
     Raises `ConfigError` for an unknown name and for a backend that does not run on the device.
     """
     name = name or _DEFAULTS.get(device_type, _FALLBACK)

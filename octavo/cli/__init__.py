@@ -15,7 +15,7 @@ from typer.core import TyperGroup
 
 from octavo import __version__
 
-COMMANDS = {"generate": "octavo.cli.generate", "bench": "octavo.cli.bench"}
+COMMANDS = {"generate": "octavo.cli.generate", "bench": "octavo.cli.bench", "eval": "octavo.cli.eval"}
 """Command, or group of commands -> the module whose `app` it is."""
 
 

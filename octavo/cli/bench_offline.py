@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import Any
 
 from octavo.cli.bench_report import document_of, in_json, in_lines
-from octavo.cli.generation import ENGINE_FLAGS
 from octavo.cli.live import Screen
 from octavo.cli.process_clock import seconds_since_start
 from octavo.cli.report import progress_line
 from octavo.cli.stage_log import StageLog
+from octavo.cli.startup import ENGINE_FLAGS
 from octavo.cli.workload import Workload, load_workload
 from octavo.engine.engine_args import engine_config_from
 from octavo.errors import RequestError

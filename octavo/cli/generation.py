@@ -1,38 +1,26 @@
 """What `octavo generate` does once its flags are read.
 
-Whatever can be refused is refused first: the model's libraries take seconds to import, so they come after the flags
-and the prompts have been checked.
+Whatever can be refused is refused first: flags and prompts before anything is imported, what depends on the model's
+config or tokenizer before its weights are read.
 """
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import sys
-from collections.abc import Mapping, Sequence
-from contextlib import nullcontext
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from rich.console import Console
-
 from octavo.cli.live import Screen
-from octavo.cli.plan_view import plan_view
 from octavo.cli.process_clock import seconds_since_start
 from octavo.cli.prompts import PromptSource, gather_prompts
 from octavo.cli.report import closing_line, heading, json_document, label_of, progress_line, shortened
+from octavo.cli.startup import ENGINE_FLAGS, start
+from octavo.config import EngineConfig
 from octavo.engine.engine_args import engine_config_from
 from octavo.errors import RequestError
-from octavo.messages import StageReport
 from octavo.request import SamplingParams
-
-_DEVICE_NAMES = {"cpu": "CPU", "cuda": "GPU"}
-"""How log lines call a device."""
-
-ENGINE_FLAGS = (
-    "model", "tokenizer", "revision", "dtype", "max_model_len", "load_format", "device", "tensor_parallel_size",
-    "kv_memory", "memory_utilization", "block_size", "num_blocks_override", "kv_cache_dtype", "max_num_batched_tokens",
-    "max_num_seqs", "trust_remote_code", "enable_prefix_caching",
-)  # fmt: skip
-"""Flags that are keywords of `LLM`."""
 
 SAMPLING_FLAGS = (
     "n", "temperature", "top_k", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty",
@@ -40,32 +28,51 @@ SAMPLING_FLAGS = (
 )  # fmt: skip
 """Flags that are fields of `SamplingParams`."""
 
+_FLAG_OF = {name: "--" + name.replace("_", "-") for name in (*SAMPLING_FLAGS, "max_tokens")} | {
+    "stop_token_ids": "--stop-token-id"
+}
+"""Field -> the flag that sets it."""
+
 
 def run(flags: Mapping[str, Any]) -> None:
     """Load the model, generate, and print. Raises `OctavoError` for every mistake of the user."""
-    engine_options = {name: flags[name] for name in ENGINE_FLAGS}
-    engine_config_from(engine_options)
+    engine_config_from({name: flags[name] for name in ENGINE_FLAGS})
     sampling = sampling_from(flags)
     sources = gather_prompts(
         flags["prompts"] or [], flags["prompt_file"] or [], sys.stdin, one_per_line=flags["prompt_lines"]
     )
-    prompts = conversations(sources, flags["system"]) if flags["chat"] else completions(sources, flags["system"])
-    with _start(engine_options, verbose=flags["verbose"], quiet=flags["json"]) as llm:
-        load_s = seconds_since_start()
-        if flags["verbose"]:
-            _tell("ready", load_s, "since the start of the process")
-        if not flags["json"]:
-            _print_plan(llm)
-        if flags["chat"]:
-            prompts = llm.render_chat(prompts)
+    given = conversations(sources, flags["system"]) if flags["chat"] else completions(sources, flags["system"])
+
+    def make_ready(prepared: Any, config: EngineConfig) -> list[Any]:
+        preparation = importlib.import_module("octavo.engine.preparation")
+        prompts = preparation.render_chat(prepared.tokenizer, given) if flags["chat"] else given
         salted = [with_salt(*each, flags["cache_salt"]) for each in zip(prompts, sources, strict=True)]
-        current = llm.start_run(salted, sampling, add_special_tokens=not flags["chat"])
+        with _naming_flags():
+            preparation.check_prompts(prepared, config, salted, sampling, add_special_tokens=not flags["chat"])
+        return salted
+
+    llm, prompts = start(flags, make_ready, verbose=flags["verbose"], quiet=flags["json"])
+    with llm:
+        load_s = seconds_since_start()
+        current = llm.start_run(prompts, sampling, add_special_tokens=not flags["chat"])
         if flags["json"]:
             outputs = current.finish()
             figures = current.figures(load_s=load_s, num_blocks=llm.plan.figures.num_blocks)
             sys.stdout.write(json_document(outputs, figures) + "\n")
         else:
             _show(llm, current, [label_of(source) for source in sources], load_s)
+
+
+@contextlib.contextmanager
+def _naming_flags() -> Iterator[None]:
+    """An error about a field of `SamplingParams` raised inside this speaks of the flag instead."""
+    try:
+        yield
+    except RequestError as error:
+        field, _, rest = error.fact.partition(" ")
+        if field not in _FLAG_OF:
+            raise
+        raise RequestError(f"{_FLAG_OF[field]} {rest}", remedy=error.remedy, **error.numbers) from None
 
 
 def sampling_from(flags: Mapping[str, Any]) -> SamplingParams:
@@ -76,7 +83,8 @@ def sampling_from(flags: Mapping[str, Any]) -> SamplingParams:
             remedy="It must be at least 1, or 0 for as many as --max-model-len leaves.",
         )
     fields = {name: flags[name] for name in SAMPLING_FLAGS}
-    return SamplingParams(**fields, max_tokens=flags["max_tokens"] or None)
+    with _naming_flags():
+        return SamplingParams(**fields, max_tokens=flags["max_tokens"] or None)
 
 
 def conversations(sources: Sequence[PromptSource], system: str | None) -> list[Any]:
@@ -114,34 +122,6 @@ def with_salt(prompt: Any, source: PromptSource, cache_salt: str | None) -> Any:
     if salt is None:
         return prompt
     return {**(prompt if isinstance(prompt, Mapping) else {"prompt": prompt}), "cache_salt": salt}
-
-
-def _start(engine_options: dict[str, Any], *, verbose: bool, quiet: bool) -> Any:
-    """The loaded engine; its start-up told on stderr."""
-    if verbose:
-        _tell("start_python", seconds_since_start(), "flags and prompts read")
-    console = Console(stderr=True)
-    spinner = console.status(f"Loading {engine_options['model']}") if not (verbose or quiet) else nullcontext()
-    with spinner if console.is_terminal else nullcontext():
-        before = seconds_since_start()
-        llm_class = importlib.import_module("octavo.engine.llm").LLM
-        if verbose:
-            _tell("import_libraries", seconds_since_start() - before, "torch and what else models need")
-        return llm_class(**engine_options, on_stage=_tell_stage if verbose else None)
-
-
-def _tell_stage(stage: StageReport) -> None:
-    _tell(stage.name if stage.rank is None else f"rank {stage.rank} {stage.name}", stage.seconds, stage.result)
-
-
-def _tell(name: str, seconds: float, result: str) -> None:
-    """One line: time on the process's clock, the stage, how long it took, what came out."""
-    sys.stderr.write(f"{seconds_since_start():6.2f} s  {name:<28} {seconds:6.2f} s  {result}\n")
-
-
-def _print_plan(llm: Any) -> None:
-    view = plan_view(llm.plan, model_name=llm.model_name, device=_DEVICE_NAMES[llm.device])
-    Console(stderr=True, highlight=False).print(view, soft_wrap=True)
 
 
 def _show(llm: Any, current: Any, labels: Sequence[str], load_s: float) -> None:

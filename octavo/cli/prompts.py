@@ -27,7 +27,7 @@ PromptSource = str | Mapping[str, Any]
 
 
 def gather_prompts(
-    arguments: Sequence[str], files: Sequence[str], stdin: TextIO, *, one_per_line: bool
+    arguments: Sequence[str], files: Sequence[str], stdin: TextIO | None, *, one_per_line: bool
 ) -> list[PromptSource]:
     """All prompts in order: arguments, then files, then standard input if it was named, or if nothing else was and
     it is no terminal.
@@ -41,16 +41,16 @@ def gather_prompts(
     names = [*(name for name in arguments if name == STDIN), *files]
     prompts.extend(text for text in arguments if text != STDIN)
     if not prompts and not names:
-        if stdin.isatty():
+        if stdin is not None and stdin.isatty():
             raise RequestError("There is no prompt.", remedy=_HOW_TO_GIVE)
-        piped = _without_mark(stdin.read())
+        piped = _without_mark(_read_stdin(stdin))
         if not piped.strip("\r\n"):
             # Not "the prompt is empty": in a script nobody may have meant to pipe anything.
             raise RequestError("There is no prompt, and standard input is empty.", remedy=_HOW_TO_GIVE)
         stdin = io.StringIO(piped, newline="")
         names = [STDIN]
     for name in names:
-        text = _without_mark(stdin.read() if name == STDIN else _read(name))
+        text = read_text(name, stdin)
         if name.endswith(".jsonl"):
             prompts.extend(_parse_line(name, number, line) for number, line in _lines(text))
         elif one_per_line:
@@ -66,6 +66,14 @@ def gather_prompts(
     return prompts
 
 
+def read_text(name: str, stdin: TextIO | None) -> str:
+    """A whole text: of a file, or of standard input where `name` is `-`; without a byte order mark.
+
+    Raises `RequestError` when it cannot be read or is not UTF-8.
+    """
+    return _without_mark(_read_stdin(stdin) if name == STDIN else _read(name))
+
+
 def _without_mark(text: str) -> str:
     """`text` without the byte order mark that some editors put before it."""
     return text.removeprefix("\ufeff")
@@ -78,16 +86,34 @@ def _lines(text: str) -> list[tuple[int, str]]:
 
 def _read(name: str) -> str:
     try:
-        return Path(name).read_text(encoding="utf-8")
+        content = Path(name).read_bytes()
     except OSError as error:
         raise RequestError(
             f"The prompt file {name} cannot be read: {error.strerror}.", remedy="Give the path of a text file."
         ) from None
+    return _decoded(content, f"The prompt file {name}")
+
+
+def _read_stdin(stdin: TextIO | None) -> str:
+    """All of standard input, which Python has as None where it is closed; UTF-8 whatever the terminal speaks."""
+    if stdin is None:
+        raise RequestError("There is nothing to read: standard input is closed.", remedy=_HOW_TO_GIVE)
+    try:
+        return _decoded(stdin.buffer.read(), "Standard input") if hasattr(stdin, "buffer") else stdin.read()
+    except OSError as error:
+        raise RequestError(f"Standard input cannot be read: {error.strerror}.", remedy=_HOW_TO_GIVE) from None
+
+
+def _decoded(content: bytes, what: str) -> str:
+    """`content` as a text whose lines end in line feeds alone."""
+    try:
+        text = content.decode()
     except UnicodeDecodeError as error:
         raise RequestError(
-            f"The prompt file {name} is not UTF-8: byte {error.start} is 0x{error.object[error.start]:02x}.",
+            f"{what} is not UTF-8: byte {error.start} is 0x{content[error.start]:02x}.",
             remedy="Convert it, e.g. with iconv -t UTF-8.",
         ) from None
+    return text.replace("\r\n", "\n").replace("\r", "\n")
 
 
 def _parse_line(name: str, number: int, line: str) -> PromptSource:

@@ -22,8 +22,11 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TypeVar
 
+import msgspec
+
 from octavo.cache.kv_cache_manager import KVCacheManager
 from octavo.config import EngineConfig, ModelConfig, format_bytes, read_environment, resolve_engine_config
+from octavo.engine.foresight import refuse_too_little_memory
 from octavo.engine.intake import build_request
 from octavo.errors import ConfigError, OctavoError
 from octavo.executor.executor import Executor
@@ -71,6 +74,8 @@ class EngineCore:
         )
         self.model_config = self._stages.run("read_config", lambda: load_model_config(files), _describe_model)
         self._executor = create_executor(config) if executor is None else executor
+        if executor is None:
+            self._foresee()
         try:
             self.plan = self._start_ranks()
             self.max_model_len = self.plan.configs[0].max_model_len
@@ -79,6 +84,10 @@ class EngineCore:
             self._executor.shutdown()
             raise
         self._num_requests = 0
+
+    def _foresee(self) -> None:
+        options = self._plan_options(_wanted_length(self.config, self.model_config))
+        refuse_too_little_memory(self.config, self.model_config, options)
 
     def _start_ranks(self) -> KVCachePlan:
         executor = self._executor
@@ -156,9 +165,11 @@ class EngineCore:
         if not self._scheduler.has_unfinished_requests():
             return EngineCoreOutputs(outputs=[], stats=self._scheduler.stats())
         step = self._scheduler.schedule()
+        num_step_blocks = self._scheduler.manager.counts().used
         try:
             output = self._executor.execute_model(step)
-            return self._scheduler.update_from_output(step, output)
+            outputs = self._scheduler.update_from_output(step, output)
+            return msgspec.structs.replace(outputs, num_step_blocks=num_step_blocks)
         except BaseException as error:
             outputs = self._scheduler.fail_step(step, _failure_message(step.step, error))
             if not isinstance(error, Exception):

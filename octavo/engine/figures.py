@@ -76,7 +76,7 @@ class RunMeter:
             self.num_decoded_tokens += num_new
         self.num_running, self.num_waiting = outputs.stats.num_running, outputs.stats.num_waiting
         self.num_used_blocks = outputs.stats.num_used_blocks
-        self.peak_used_blocks = max(self.peak_used_blocks, self.num_used_blocks)
+        self.peak_used_blocks = max(self.peak_used_blocks, outputs.num_step_blocks)
 
     def figures(self, outputs: Sequence[RequestOutput], *, load_s: float, wall_s: float, num_blocks: int) -> Figures:
         """The figures once `outputs` are all there."""

@@ -12,26 +12,23 @@ from typing import Self, Unpack
 from rich.console import Console
 from rich.progress import Progress
 
-from octavo.config import EngineConfig, ModelSource, read_environment
 from octavo.engine.beam_search import BeamRun
-from octavo.engine.conversation import Message, list_conversations
+from octavo.engine.conversation import Message
 from octavo.engine.core_client import InprocClient
 from octavo.engine.engine_args import EngineOptions, engine_config_from
 from octavo.engine.figures import Figures
 from octavo.engine.input_processor import InputProcessor, Prompt
 from octavo.engine.output_processor import OutputProcessor, describe_beams
 from octavo.engine.outputs import BeamSearchOutput, RequestOutput
+from octavo.engine.preparation import OnStage, Prepared, find_files, read_tokenizer, render_chat
 from octavo.engine.run import Run
-from octavo.engine.tokenizer import Tokenizer, load_tokenizer
+from octavo.engine.tokenizer import Tokenizer
 from octavo.engine.turn import Turn
 from octavo.errors import RequestError
-from octavo.formats.source import ModelFiles, locate
 from octavo.kv.planner import KVCachePlan
 from octavo.messages import SchedulerStats, StageReport
 from octavo.request import BeamSearchParams, SamplingParams
 from octavo.worker.device import choose_device
-
-OnStage = Callable[[StageReport], None]
 
 
 class LLM:
@@ -43,6 +40,7 @@ class LLM:
     Parameters:
         model: `demo`, `demo-smollm2`, a folder, a `.gguf` file, or a hub id.
         on_stage: called with each finished step of the start-up.
+        prepared: what was read of the model already; None reads it now.
         options: see `EngineOptions`; an unknown one raises `ConfigError` with the nearest known names.
 
     Raises `ConfigError`, `ModelFileError`, `UnsupportedModelError` or `PlanError`, each with a remedy.
@@ -50,19 +48,28 @@ class LLM:
     `OctavoError` when asked for anything.
     """
 
-    def __init__(self, model: str, *, on_stage: OnStage | None = None, **options: Unpack[EngineOptions]) -> None:
+    def __init__(
+        self,
+        model: str,
+        *,
+        on_stage: OnStage | None = None,
+        prepared: Prepared | None = None,
+        **options: Unpack[EngineOptions],
+    ) -> None:
         started = time.perf_counter()
         config = engine_config_from({"model": model, **options})
         self.device = choose_device(config.parallel.device, 0).type
         """`cpu` or `cuda`."""
         report = on_stage or _silent
-        files = _locate(config, report)
         # The tokenizer needs nothing of the model, and its parsing leaves this thread free while weights are read.
         with ThreadPoolExecutor(max_workers=1, thread_name_prefix="tokenizer") as pool:
-            tokenizer = pool.submit(_load_tokenizer, config, files, report)
+            if prepared is None:
+                reading = pool.submit(read_tokenizer, config, find_files(config, report), report)
+            else:
+                reading = pool.submit(lambda: prepared.tokenizer)
             self._client = InprocClient(config, on_stage=report)
             try:
-                self._tokenizer: Tokenizer = tokenizer.result()
+                self._tokenizer: Tokenizer = reading.result()
             except BaseException:
                 self._client.shutdown()
                 raise
@@ -184,10 +191,7 @@ class LLM:
 
         Raises `RequestError` when a message is none, when the model has no template, or the template refuses them.
         """
-        return [
-            self._tokenizer.apply_chat_template(conversation, add_generation_prompt=add_generation_prompt)
-            for conversation in list_conversations(messages)
-        ]
+        return render_chat(self._tokenizer, messages, add_generation_prompt=add_generation_prompt)
 
     def start_run(
         self,
@@ -258,23 +262,3 @@ class _progress:  # noqa: N801
 
 def _silent(report: StageReport) -> None:
     """Nobody watches the start-up."""
-
-
-def _locate(config: EngineConfig, report: OnStage) -> ModelFiles:
-    started = time.perf_counter()
-    files = locate(config.model, read_environment())
-    report(
-        StageReport(name="prepare_files", seconds=time.perf_counter() - started, result=f"{files.kind} {files.path}")
-    )
-    return files
-
-
-def _load_tokenizer(config: EngineConfig, files: ModelFiles, report: OnStage) -> Tokenizer:
-    started = time.perf_counter()
-    if config.model.tokenizer is not None:
-        other = ModelSource(model=config.model.tokenizer, revision=config.model.revision)
-        files = locate(other, read_environment(), config_only=True)
-    tokenizer = load_tokenizer(files, trust_remote_code=config.model.trust_remote_code)
-    result = f"{tokenizer.vocab_size} tokens (beside the stages below)"
-    report(StageReport(name="load_tokenizer", seconds=time.perf_counter() - started, result=result))
-    return tokenizer

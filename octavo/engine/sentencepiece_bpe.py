@@ -17,8 +17,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-from numba import njit
 
+from octavo.compiling import compiled
 from octavo.errors import ModelFileError
 
 Bytes = npt.NDArray[np.uint8]
@@ -59,7 +59,7 @@ class Marks(NamedTuple):
 
 
 def _compiled(function: Any) -> Any:
-    return njit(cache=True, nogil=True, boundscheck=False)(function)
+    return compiled(nogil=True, boundscheck=False)(function)
 
 
 @_compiled

@@ -40,6 +40,11 @@ class Tokenizer:
         return self._special.bos_token_id
 
     @property
+    def prefix_ids(self) -> tuple[int, ...]:
+        """What `encode` puts before a text: the BOS token where the model was trained with one, else nothing."""
+        return self._special.prefix_ids
+
+    @property
     def eos_token_ids(self) -> tuple[int, ...]:
         """Any of these ends a completion."""
         return self._special.eos_token_ids

@@ -6,11 +6,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from transformers import AutoTokenizer
-
 from octavo.engine.codec import SpecialTokens, TokenizerParts
 from octavo.engine.folder_tokenizer import chat_templates, end_ids, read_json
 from octavo.errors import ModelFileError
+from octavo.models.transformers_api import auto_tokenizer
 
 
 class TransformersCodec:
@@ -34,7 +33,7 @@ class TransformersCodec:
 def load_transformers_tokenizer(folder: Path, *, trust_remote_code: bool) -> TokenizerParts:
     """Raises `ModelFileError` when the folder holds no tokenizer that transformers can read."""
     try:
-        tokenizer: Any = AutoTokenizer.from_pretrained(
+        tokenizer: Any = auto_tokenizer().from_pretrained(
             str(folder), trust_remote_code=trust_remote_code, local_files_only=True
         )
     except Exception as error:  # transformers raises whatever its readers meet

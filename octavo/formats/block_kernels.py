@@ -10,11 +10,10 @@ byte i are the elements i (low) and i + 16 (high).
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import numpy.typing as npt
-from numba import njit
+
+from octavo.compiling import compiled
 
 Bytes = npt.NDArray[np.uint8]
 Floats = npt.NDArray[np.float32]
@@ -28,9 +27,8 @@ FP4_VALUES = np.array([0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12],
 """Twice what the 16 codes of the e2m1 format stand for; the block scale is halved in turn."""
 
 
-def kernel(function: Any) -> Any:
-    """Compile for one thread that holds no lock, and keep the machine code on disk."""
-    return njit(cache=True, nogil=True, boundscheck=False, error_model="numpy")(function)
+kernel = compiled(nogil=True, boundscheck=False, error_model="numpy")
+"""Compiles for one thread that holds no lock, and keeps the machine code on disk."""
 
 
 @kernel

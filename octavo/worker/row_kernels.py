@@ -15,27 +15,26 @@ Inner loops run over slices from 0 with arithmetic of one width, because LLVM ve
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar
 
-import numba
 import numpy as np
 import numpy.typing as npt
 from llvmlite import ir
 from numba.core import types
 from numba.extending import intrinsic
 
+from octavo import compiling
+
 Array = npt.NDArray[Any]
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
-compiled = cast(Callable[[_Function], _Function], numba.njit(cache=True, nogil=True, error_model="numpy"))
-"""Decorator: machine code on first call, kept on disk. A function so compiled calls only functions of its own file,
-because numba compiles anew when that file changes and looks at no other."""
+compiled = compiling.compiled(nogil=True, error_model="numpy")
+"""Decorator: see `octavo.compiling`."""
 
 
 def _compiled_loosely(*freedoms: str) -> Callable[[_Function], _Function]:
     """As `compiled`, and LLVM may take these liberties with floats."""
-    options: dict[str, Any] = {"cache": True, "nogil": True, "error_model": "numpy", "fastmath": set(freedoms)}
-    return cast(Callable[[_Function], _Function], numba.njit(**options))
+    return compiling.compiled(nogil=True, error_model="numpy", fastmath=set(freedoms))
 
 
 BLOCK = 256

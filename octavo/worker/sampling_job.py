@@ -20,6 +20,7 @@ from numba import carray, types
 from numba.extending import intrinsic
 
 from octavo.attention.numba_vectors import address_of, fetch_add
+from octavo.compiling import c_function
 from octavo.errors import InvariantError
 from octavo.worker import row_kernels, sampling_kernels
 from octavo.worker.row_kernels import BLOCK, argmax
@@ -160,12 +161,7 @@ def _address(enter: Callable[[Any], None]) -> int:
     """The address of `enter` as a C function of a job's address. Numba keys what it keeps on disk by the code of
     `enter` and the values it closes over: a digest of sources, and nothing that differs from process to process."""
     signature = types.void(_POINTER)
-    try:
-        compiled = numba.cfunc(signature, cache=True)(enter)
-    except RuntimeError as error:  # no writable place for a cache
-        if "cannot cache function" not in str(error):
-            raise
-        compiled = numba.cfunc(signature)(enter)
+    compiled = c_function(signature, enter)
     _kept.append(compiled)
     address: int = compiled.address
     return address

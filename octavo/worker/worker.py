@@ -75,12 +75,15 @@ class Worker:
 
     def load_model(self) -> None:
         """Load this rank's part of the model onto the device; errors as of `models.opening.open_model`."""
-        backend = get_backend(self._environment.attention_backend, self._device.type, self._num_threads)
+        environment = self._environment
+        backend = get_backend(
+            environment.attention_backend, self._device.type, self._num_threads, environment.cache_dir
+        )
 
         def load() -> LoadedModel:
             return open_model(
                 self._config.model,
-                self._environment,
+                environment,
                 device=self._device,
                 dtype=self._dtype,
                 backend=backend,

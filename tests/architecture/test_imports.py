@@ -17,23 +17,27 @@ ALLOWED: dict[str, set[str]] = {
     "request": {"parameters", "config", "errors"},
     "kv": {"errors", "config"},
     "messages": {"kv", "request", "config"},
-    "formats": {"kv", "config", "errors"},
+    "compiling": {"config", "errors"},
+    "formats": {"compiling", "kv", "config", "errors"},
     "cache": {"kv", "request", "errors"},
     "sched": {"cache", "kv", "request", "messages", "config", "errors"},
-    "attention": {"kv", "errors"},
-    "models": {"attention", "formats", "kv", "config", "errors"},
-    "worker": {"models", "attention", "kv", "messages", "config", "errors"},
+    "attention": {"compiling", "kv", "errors"},
+    "models": {"attention", "formats", "compiling", "kv", "config", "errors"},
+    "worker": {"models", "attention", "compiling", "kv", "messages", "config", "errors"},
     "executor": {"worker", "kv", "messages", "config", "errors"},
     "engine": {
-        "executor", "worker", "models", "attention", "sched", "cache", "formats",
+        "executor", "worker", "models", "attention", "sched", "cache", "formats", "compiling",
         "messages", "kv", "request", "config", "errors",
     },
-    "cli": {"octavo", "engine", "formats", "kv", "request", "messages", "config", "errors"},
+    "evaluate": {"engine", "request", "errors"},
+    "cli": {"octavo", "evaluate", "engine", "formats", "kv", "request", "messages", "config", "errors"},
     "octavo": {"cli", "engine", "kv", "request", "config", "errors"},
 }  # fmt: skip
 """Part -> parts of Octavo that it may import besides itself."""
 
-HOST_HOUSE = ("errors", "config", "parameters", "request", "messages", "kv", "formats", "cache", "sched")
+HOST_HOUSE = (
+    "errors", "config", "parameters", "request", "messages", "compiling", "kv", "formats", "cache", "sched",
+)  # fmt: skip
 """Decides which block holds which token. Never imports torch, so that plans need no device library."""
 
 STDLIB = sys.stdlib_module_names
@@ -44,6 +48,7 @@ THIRD_PARTY: dict[str, set[str]] = {
     "parameters": {"msgspec"},
     "request": {"msgspec"},
     "messages": {"msgspec"},
+    "compiling": {"numba"},
     "kv": {"msgspec"},
     "formats": {"msgspec", "numpy", "numba"},
     "cache": {"msgspec", "numpy", "numba"},

@@ -27,7 +27,7 @@ def test_engine_flags_are_those_of_generate(monkeypatch: pytest.MonkeyPatch, giv
         "verbose": True, "dtype": "auto", "enable_prefix_caching": True,
     }  # fmt: skip
     assert {name: given[name] for name in expected} == expected
-    engine_flags = importlib.import_module("octavo.cli.generation").ENGINE_FLAGS
+    engine_flags = importlib.import_module("octavo.cli.startup").ENGINE_FLAGS
     assert set(engine_flags) <= set(given)
 
 

@@ -128,9 +128,9 @@ def test_sampling_flags_reach_the_core(monkeypatch: pytest.MonkeyPatch, core: Fa
     [
         (["--block-size", "0", "x"], r"error: --block-size is 0. It must be from 1 to 4096 tokens."),
         (["--dtype", "int4", "x"], r"error: --dtype is int4. It must be one of auto, bfloat16, float16, float32."),
-        (["--temperature", "-1", "x"], r"error: temperature is -1.0. It must be 0 or more, and finite."),
-        (["--top-p", "2", "x"], r"error: top_p is 2.0. It must be above 0 and at most 1."),
-        (["--stop", "", "x"], r"error: stop is ('',). It must be without empty strings."),
+        (["--temperature", "-1", "x"], r"error: --temperature is -1.0. It must be 0 or more, and finite."),
+        (["--top-p", "2", "x"], r"error: --top-p is 2.0. It must be above 0 and at most 1."),
+        (["--stop", "", "x"], r"error: --stop is ('',). It must be without empty strings."),
         ([""], "error: The prompt is empty. Give it at least one character."),
         (
             ["--prompt-file", "/nowhere", "x"],
@@ -145,7 +145,7 @@ def test_a_mistake_is_one_sentence_and_nothing_is_loaded(
     def loaded(*_: Any, **__: Any) -> None:
         raise AssertionError("the model was loaded for nothing")
 
-    monkeypatch.setattr("octavo.cli.generation._start", loaded)
+    monkeypatch.setattr("octavo.cli.generation.start", loaded)
     said = _octavo(monkeypatch, *arguments)
     assert (said.code, said.out) == (1, "")
     assert said.err.startswith(message)
@@ -182,9 +182,9 @@ def test_ctrl_c_ends_with_130_and_one_word(monkeypatch: pytest.MonkeyPatch, core
     ("arguments", "message"),
     [
         (["--max-tokens", "-1", "abc"], r"--max-tokens is -1\. .*at least 1, or 0 .*--max-model-len leaves"),
-        (["--max-tokens", "3g", "abc"], r"max_tokens is 3000000000\. It must be at least 1 and at most 2147483647"),
-        (["--stop-token-id", "-1", "abc"], r"stop_token_ids is \[-1\]\. It must be a list of token ids"),
-        (["--n", "1000000", "abc"], r"n is 1000000\. It must be from 1 to 1,024"),
+        (["--max-tokens", "3g", "abc"], r"--max-tokens is 3000000000\. It must be at least 1 and at most 2147483647"),
+        (["--stop-token-id", "-1", "abc"], r"--stop-token-id is \[-1\]\. It must be a list of token ids"),
+        (["--n", "1000000", "abc"], r"--n is 1000000\. It must be from 1 to 1,024"),
         (["--max-model-len", "1", "abc"], r"--max-model-len is 1\. It must be at least 2 "),
         (["--max-num-seqs", "1g", "abc"], r"--max-num-seqs is 1000000000\. It must be from 1 to 65536"),
         (["--model", "", "abc"], r"No model is given\. "),
@@ -194,7 +194,7 @@ def test_ctrl_c_ends_with_130_and_one_word(monkeypatch: pytest.MonkeyPatch, core
 def test_what_no_model_could_do_is_refused_before_one_loads(
     monkeypatch: pytest.MonkeyPatch, arguments: list[str], message: str
 ) -> None:
-    monkeypatch.setattr("octavo.cli.generation._start", lambda *given, **options: pytest.fail("a model is loaded"))
+    monkeypatch.setattr("octavo.cli.generation.start", lambda *given, **options: pytest.fail("a model is loaded"))
     said = _octavo(monkeypatch, *arguments)
     assert (said.code, said.out) == (1, "")
     assert re.search(rf"^error: {message}", said.err), said.err

@@ -55,3 +55,55 @@ def test_a_reader_that_has_seen_enough_is_no_error() -> None:
         assert talker.stdout.read(10)
         talker.stdout.close()
         assert (talker.wait(timeout=30), talker.stderr.read()) == (0, b"")
+
+
+@pytest.mark.parametrize(
+    ("error", "message"),
+    [
+        (OSError(28, "No space left on device"), "error: The system refuses: No space left on device.\n"),
+        (PermissionError(13, "Permission denied", "/x"), "error: The system refuses: Permission denied: /x.\n"),
+        (MemoryError(), "error: The system has no more memory for this process.\n"),
+    ],
+)
+def test_what_the_system_refuses_is_one_sentence(
+    monkeypatch: pytest.MonkeyPatch, error: BaseException, message: str
+) -> None:
+    monkeypatch.setattr(sys, "stdout", io.StringIO())
+    assert _end(monkeypatch, error) == (1, message)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("redirection", "code", "said"),
+    [
+        ("<&- >/dev/null", 1, "error: There is nothing to read: standard input is closed."),
+        ("hi >&-", 1, "error: Standard output is closed."),
+        ("<&- >&- 2>&-", 1, ""),
+        ("--model /nowhere hi 2>&-", 1, ""),
+        ("--model /nowhere --prompt-file / ", 1, "error: The prompt file / cannot be read: Is a directory."),
+    ],
+)
+def test_streams_that_are_closed_are_no_reason_for_a_traceback(redirection: str, code: int, said: str) -> None:
+    command = f"{sys.executable} -m octavo generate {redirection}"
+    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (code, "")
+    assert done.stderr.startswith(said)
+    assert done.stderr.count("\n") == bool(said)
+
+
+@pytest.mark.slow
+def test_a_disk_that_is_full_is_one_sentence() -> None:
+    program = (
+        "import sys, typer\n"
+        "from octavo.cli.outcome import exit_codes\n"
+        "def talk():\n"
+        "    with exit_codes():\n"
+        "        sys.stdout.write('text \u00e9')\n"
+        "typer.run(talk)\n"
+    )
+    command = f"PYTHONIOENCODING=ascii {sys.executable} -c '{program}'"
+    command = command.replace("'text", '"text').replace("\u00e9'", '\u00e9"')
+    full = subprocess.run(["bash", "-c", command + " >/dev/full"], capture_output=True, text=True, check=False)
+    assert (full.returncode, full.stderr) == (1, "error: The system refuses: No space left on device.\n")
+    spoken = subprocess.run(["bash", "-c", command], capture_output=True, check=False)
+    assert (spoken.returncode, spoken.stdout) == (0, "text \u00e9".encode())

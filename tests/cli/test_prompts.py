@@ -117,3 +117,42 @@ def test_no_prompt_and_an_empty_standard_input_says_that_both_were_empty(stdin: 
 def test_an_empty_prompt_is_refused_before_anything_loads(arguments: list[str], stdin: str) -> None:
     with pytest.raises(RequestError, match="The prompt is empty"):
         _gather(arguments, stdin=stdin)
+
+
+class _Bytes:
+    """Standard input as the system has it: bytes behind a text layer that may speak another encoding."""
+
+    def __init__(self, content: bytes | OSError) -> None:
+        self.content = content
+        self.buffer = self
+
+    def isatty(self) -> bool:
+        return False
+
+    def read(self) -> bytes:
+        if isinstance(self.content, OSError):
+            raise self.content
+        return self.content
+
+
+@pytest.mark.parametrize(
+    ("content", "prompt"), [(b"a\r\nb\r\n", "a\nb"), (b"a\0b", "a\0b"), (b"\xef\xbb\xbfe\xcc\x81\n", "e\u0301")]
+)
+def test_files_and_standard_input_are_read_alike(tmp_path: Path, content: bytes, prompt: str) -> None:
+    stdin: Any = _Bytes(content)
+    assert gather_prompts([], [], stdin, one_per_line=False) == [prompt]
+    assert _gather([], [_write(tmp_path, "p.txt", content)]) == [prompt]
+
+
+def test_standard_input_that_cannot_be_read_is_one_sentence() -> None:
+    for content, message in (
+        (b"ab\xff", r"^Standard input is not UTF-8: byte 2 is 0xff\."),
+        (OSError(5, "I/O"), r"read: I/O"),
+    ):
+        stdin: Any = _Bytes(content)
+        with pytest.raises(RequestError, match=message):
+            gather_prompts([], [], stdin, one_per_line=False)
+    for arguments in ([], ["-"]):
+        with pytest.raises(RequestError, match=r"^There is nothing to read: standard input is closed\."):
+            gather_prompts(arguments, [], None, one_per_line=False)
+    assert gather_prompts(["a"], [], None, one_per_line=False) == ["a"]

@@ -115,6 +115,26 @@ def test_what_this_engine_cannot_do_is_named(
     _refused(_generate(monkeypatch, folder, *arguments, "w5"), pattern)
 
 
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["--chat", "w5"],
+        ["--logprobs", "1000", "w5"],
+        ["--stop-token-id", "320", "w5"],
+        ["--max-model-len", "20", LONG],
+        ["--kv-memory", "64KiB", "w5"],
+        ["--tensor-parallel-size", "7", "w5"],
+        ["--kv-memory", "500TiB", "w5"],
+    ],
+)
+def test_what_the_config_tells_is_refused_before_weights_are_read(
+    monkeypatch: pytest.MonkeyPatch, folder: Path, arguments: list[str]
+) -> None:
+    """The same refusals as on a loaded model (above), though there is no weight to load."""
+    monkeypatch.setattr("octavo.models.loader._load_weights", lambda *_: pytest.fail("weights are read"))
+    _refused(_generate(monkeypatch, folder, *arguments), ".")
+
+
 def test_a_missing_model_names_the_forms_there_are(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
     for model in ("/nowhere", "nowhere.gguf"):
         _refused(

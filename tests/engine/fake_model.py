@@ -9,6 +9,7 @@ from types import SimpleNamespace
 import pytest
 
 from octavo.engine import llm as llm_module
+from octavo.engine import preparation
 from octavo.formats.source import ModelFiles
 from octavo.kv.planner import PlanOptions, plan_kv_cache
 from octavo.kv.specs import FullAttentionSpec, SlidingWindowSpec
@@ -35,9 +36,10 @@ def install_fake_model(monkeypatch: pytest.MonkeyPatch) -> FakeCore:
 
     fake = FakeCore(backwards)
     fake.plan = FAKE_PLAN
-    fake.model_config = SimpleNamespace(name="fake", max_position=2000)
+    fake.model_config = SimpleNamespace(name="fake", max_position=2000, vocab_size=320)
     files = ModelFiles(kind="folder", path=Path("fake"), config_path=None, weight_paths=(), name="fake")
-    monkeypatch.setattr(llm_module, "locate", lambda source, environment, **_: files)
-    monkeypatch.setattr(llm_module, "load_tokenizer", lambda files, **_: ByteTokenizer())
+    monkeypatch.setattr(preparation, "locate", lambda source, environment, **_: files)
+    monkeypatch.setattr(preparation, "load_tokenizer", lambda files, **_: ByteTokenizer())
+    monkeypatch.setattr(preparation, "load_model_config", lambda files: fake.model_config)
     monkeypatch.setattr(llm_module, "InprocClient", lambda config, on_stage: fake)
     return fake

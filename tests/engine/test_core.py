@@ -423,3 +423,12 @@ def test_a_real_rank_goes_on_after_a_failing_step(folder: Path, monkeypatch: pyt
     assert generate("b") == expected
     assert core.stats().prefix_hit_tokens == 32, "what the first step wrote is as good as ever"
     core.shutdown()
+
+
+def test_blocks_of_a_step_are_counted_while_it_runs(folder: Path) -> None:
+    engine = Engine(folder)
+    engine.add("one", range(3, 12), max_tokens=1)
+    outputs = engine.core.step()
+    assert outputs.outputs[0].finish_reason is FinishReason.LENGTH
+    assert outputs.stats.num_used_blocks == 0
+    assert outputs.num_step_blocks == 3 * len(engine.core.plan.configs[0].groups), "9 tokens in blocks of 4"

@@ -9,7 +9,9 @@ from octavo.engine.outputs import CompletionOutput, RequestMetrics, RequestOutpu
 from octavo.messages import EngineCoreOutput, EngineCoreOutputs, SchedulerStats
 
 
-def _step(num_new: int, num_prompt_tokens: int, num_used_blocks: int) -> EngineCoreOutputs:
+def _step(
+    num_new: int, num_prompt_tokens: int, num_used_blocks: int, num_step_blocks: int | None = None
+) -> EngineCoreOutputs:
     stats = SchedulerStats(
         num_running=1,
         num_waiting=2,
@@ -22,7 +24,12 @@ def _step(num_new: int, num_prompt_tokens: int, num_used_blocks: int) -> EngineC
         prefix_hit_tokens=0,
     )
     outputs = [EngineCoreOutput(request_id=str(index), new_token_ids=[1]) for index in range(num_new)]
-    return EngineCoreOutputs(outputs=outputs, stats=stats, num_prompt_tokens=num_prompt_tokens)
+    return EngineCoreOutputs(
+        outputs=outputs,
+        stats=stats,
+        num_prompt_tokens=num_prompt_tokens,
+        num_step_blocks=num_used_blocks if num_step_blocks is None else num_step_blocks,
+    )
 
 
 def _output(first_token_s: float, num_tokens: int, num_cached_tokens: int) -> RequestOutput:
@@ -38,7 +45,7 @@ def test_prefill_and_decode_do_not_borrow_time_from_each_other() -> None:
     meter.observe(_step(0, 60, 4), 2.0)
     meter.observe(_step(2, 20, 9), 2.0)
     meter.observe(_step(2, 0, 7), 0.5)
-    meter.observe(_step(2, 0, 7), 1.5)
+    meter.observe(_step(2, 0, 0, num_step_blocks=11), 1.5)
     outputs = [_output(1.0, 3, 20), _output(3.0, 3, 0)]
     figures = meter.figures(outputs, load_s=4.0, wall_s=6.0, num_blocks=100)
     assert figures.prefill_tokens_per_s == 80 / 4.0
@@ -47,7 +54,8 @@ def test_prefill_and_decode_do_not_borrow_time_from_each_other() -> None:
     assert (figures.ttft_s, figures.load_s, figures.wall_s) == (2.0, 4.0, 6.0)
     assert (figures.prompt_tokens, figures.output_tokens, figures.hit_tokens) == (100, 6, 20)
     assert figures.num_blocks == 100
-    assert meter.peak_used_blocks == 9
+    assert meter.peak_used_blocks == 11, "what the last step used, though its requests are gone"
+    assert meter.num_used_blocks == 0
     assert (meter.num_running, meter.num_waiting, meter.num_output_tokens) == (1, 2, 6)
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from octavo.engine import llm as llm_module
+from octavo.engine import preparation
 from octavo.engine.llm import LLM
 from octavo.errors import ConfigError, ModelFileError, OctavoError, RequestError
 from octavo.messages import StageReport
@@ -117,7 +117,7 @@ def test_a_broken_tokenizer_stops_the_core_again(core: FakeCore, monkeypatch: py
     def broken(files: Any, **_: Any) -> Any:
         raise ModelFileError("tokenizer.json is damaged.")
 
-    monkeypatch.setattr(llm_module, "load_tokenizer", broken)
+    monkeypatch.setattr(preparation, "load_tokenizer", broken)
     with pytest.raises(ModelFileError, match="damaged"):
         LLM("fake")
     assert core.is_shut_down

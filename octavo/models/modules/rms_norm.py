@@ -19,6 +19,8 @@ import torch
 from numba import carray, types
 from torch import nn
 
+from octavo.compiling import c_function
+
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 _reordering = cast(
@@ -124,12 +126,7 @@ def _kernel(dtype: torch.dtype) -> Any:
     pointer, weights, numbers = types.CPointer(element), types.CPointer(types.float32), types.CPointer(types.int64)
 
     signature = types.void(pointer, pointer, weights, numbers, types.float32)
-    try:
-        compiled = numba.cfunc(signature, cache=True)(function)
-    except RuntimeError as error:  # no writable place for a cache: compiled for this process
-        if "cannot cache function" not in str(error):
-            raise
-        compiled = numba.cfunc(signature)(function)
+    compiled = c_function(signature, function)
     _kept.append(compiled)
     return _PROTOTYPE(compiled.address)
 

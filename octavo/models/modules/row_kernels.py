@@ -17,7 +17,7 @@ import torch
 from numba import types
 
 from octavo.attention.numba_emit import FLOAT32, Element, VectorPath
-from octavo.attention.numba_kernels import compile_kernel, kernel_folder, source_digest
+from octavo.attention.numba_kernels import kernel_folder, source_digest
 from octavo.attention.numba_memory import JobType
 from octavo.attention.numba_vectors import (
     address_of,
@@ -34,6 +34,7 @@ from octavo.attention.numba_vectors import (
     sum_of,
 )
 from octavo.attention.team import make_team
+from octavo.compiling import c_function, kept_apart
 
 ROTATE_JOB = np.dtype(
     [
@@ -225,7 +226,8 @@ _kept: list[Any] = []
 
 
 def _address(job: JobType, function: Callable[..., None]) -> int:
-    compiled_function = compile_kernel(types.void(job), function, kernel_folder() / source_digest(Path(__file__)))
+    folders = [folder / source_digest(Path(__file__)) for folder in (kernel_folder(), *kept_apart())]
+    compiled_function = c_function(types.void(job), function, folders)
     _kept.append(compiled_function)
     return int(compiled_function.address)
 

@@ -1,0 +1,98 @@
+"""What is known of a run before weights are read: the model's files, its config, its tokenizer, and so the prompts.
+
+Nothing here needs torch: the command line prepares while torch is imported, and refuses what cannot be before it loads.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+
+import msgspec
+
+from octavo.config import EngineConfig, ModelConfig, ModelSource, read_environment
+from octavo.engine.conversation import Message, list_conversations
+from octavo.engine.input_processor import InputProcessor, Prompt, name_prompt
+from octavo.engine.intake import build_request
+from octavo.engine.tokenizer import Tokenizer, load_tokenizer
+from octavo.errors import RequestError
+from octavo.formats.model_config import load_model_config
+from octavo.formats.source import ModelFiles, locate
+from octavo.messages import StageReport
+from octavo.request import SamplingParams
+
+OnStage = Callable[[StageReport], None]
+
+
+class Prepared(msgspec.Struct, frozen=True, kw_only=True):
+    """A model that is not loaded yet."""
+
+    model_config: ModelConfig
+    tokenizer: Tokenizer
+
+
+def prepare(config: EngineConfig, on_stage: OnStage) -> Prepared:
+    """Find the files that `config` names and read what is not weights. Raises as the three functions it calls."""
+    files = find_files(config, on_stage)
+    return Prepared(model_config=load_model_config(files), tokenizer=read_tokenizer(config, files, on_stage))
+
+
+def check_prompts(
+    prepared: Prepared,
+    config: EngineConfig,
+    prompts: Prompt | Sequence[Prompt],
+    sampling_params: SamplingParams | Sequence[SamplingParams],
+    *,
+    add_special_tokens: bool = True,
+) -> None:
+    """Raises the `RequestError` that `LLM.generate` would raise for a prompt or for parameters, as far as the length
+    is known: where `max_model_len` is to be fitted to the memory, the model's own maximum stands for it."""
+    model_config, asked = prepared.model_config, config.model.max_model_len
+    longest = model_config.max_position
+    length = longest if asked is None or asked < 0 else min(asked, longest)
+    inputs = InputProcessor(prepared.tokenizer, max_model_len=length, max_position=longest)
+    requests = inputs.process(prompts, sampling_params, add_special_tokens=add_special_tokens)
+    for index, request in enumerate(requests):
+        try:
+            build_request(
+                request.sequences()[0], vocab_size=model_config.vocab_size, max_model_len=length, arrival=index
+            )
+        except RequestError as error:
+            raise name_prompt(error, index, len(requests)) from None
+
+
+def render_chat(
+    tokenizer: Tokenizer,
+    messages: Sequence[Message] | Sequence[Sequence[Message]],
+    *,
+    add_generation_prompt: bool = True,
+) -> list[Prompt]:
+    """The prompts that the model's chat template makes of one conversation, or of several.
+
+    Raises `RequestError` when a message is none, when the model has no template, or the template refuses them.
+    """
+    return [
+        tokenizer.apply_chat_template(conversation, add_generation_prompt=add_generation_prompt)
+        for conversation in list_conversations(messages)
+    ]
+
+
+def find_files(config: EngineConfig, on_stage: OnStage) -> ModelFiles:
+    """The model's files, downloaded or assembled where need be; stage `prepare_files`."""
+    started = time.perf_counter()
+    files = locate(config.model, read_environment())
+    seconds = time.perf_counter() - started
+    on_stage(StageReport(name="prepare_files", seconds=seconds, result=f"{files.kind} {files.path}"))
+    return files
+
+
+def read_tokenizer(config: EngineConfig, files: ModelFiles, on_stage: OnStage) -> Tokenizer:
+    """The tokenizer of `files`, or the one that `config` names in its stead; stage `load_tokenizer`."""
+    started = time.perf_counter()
+    if config.model.tokenizer is not None:
+        other = ModelSource(model=config.model.tokenizer, revision=config.model.revision)
+        files = locate(other, read_environment(), config_only=True)
+    tokenizer = load_tokenizer(files, trust_remote_code=config.model.trust_remote_code)
+    seconds = time.perf_counter() - started
+    on_stage(StageReport(name="load_tokenizer", seconds=seconds, result=f"{tokenizer.vocab_size} tokens"))
+    return tokenizer
