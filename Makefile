@@ -8,6 +8,7 @@
 #   make oracle CASES=FILE TRACES=FILE    compare with recorded answers of the reference engine
 #   make bench       the quick measurements, under ten minutes; BENCH_PEERS=DIR adds other engines (docs/performance.md)
 #   make docs        rewrite the generated parts of the documents
+#   make models      rewrite docs/models.md: which models run, and why the others do not
 #   make clean       remove the environment and every generated file
 
 PYTHON ?= python3
@@ -24,7 +25,7 @@ SPREAD := -n auto --dist loadgroup --no-loadscope-reorder
 SOURCES := octavo tests tools benchmarks
 
 .DEFAULT_GOAL := help
-.PHONY: help demo check lint test test-long oracle bench docs format clean
+.PHONY: help demo check lint test test-long oracle bench docs models format clean
 
 help:
 	@sed -n 's/^#   //p' Makefile
@@ -56,6 +57,9 @@ bench: $(VENV)/.dev
 
 docs: $(VENV)/.dev
 	@$(BIN)/python -m tools.draw
+
+models: $(VENV)/.dev
+	@$(BIN)/python -m tools.models_page
 
 format: $(VENV)/.dev
 	@$(BIN)/ruff format -q $(SOURCES)

@@ -59,7 +59,11 @@ def make_table() -> dict[str, TypeFacts]:
 def _facts(model_type: str, architecture: str | None) -> TypeFacts:
     config_class = CONFIG_MAPPING[model_type]
     text = _text_part(config_class)
-    names = {usual: own for usual, own in getattr(config_class, "attribute_map", {}).items() if usual in FIELDS}
+    names = {
+        usual: _of_decoder(own, config_class)
+        for usual, own in getattr(config_class, "attribute_map", {}).items()
+        if usual in FIELDS
+    }
     wanted = FIELDS | set(names.values())
     defaults = {
         field.name: value
@@ -78,6 +82,12 @@ def _facts(model_type: str, architecture: str | None) -> TypeFacts:
         reads=_reads(source, {*defaults, *names}),
         pattern=None if text is not None else _pattern(config_class),
     )
+
+
+def _of_decoder(field: str, config_class: Any) -> str:
+    """The decoder's field where the class counts its encoder's: the decoder alone is the causal language model."""
+    of_decoder = field.replace("encoder", "decoder")
+    return of_decoder if of_decoder in {known.name for known in dataclasses.fields(config_class)} else field
 
 
 def _default(field: dataclasses.Field[Any]) -> Any:

@@ -229,7 +229,8 @@ def transformers_says(config: Any, facts: TypeFacts) -> list[tuple[Any, ...]]:
     """(type, KV heads, head size, window) of each layer as the config object has them."""
     types = getattr(config, "layer_types", None) or getattr(config, "layers_block_type", None)
     layers = []
-    for index in range(config.num_hidden_layers):
+    own_names = {name: facts.names.get(name, name) for name in ("num_hidden_layers", "num_attention_heads")}
+    for index in range(getattr(config, own_names["num_hidden_layers"])):
         own = config.per_layer_config[index]
         window = getattr(own, "sliding_window", None) or None
         kind = (
@@ -238,7 +239,7 @@ def transformers_says(config: Any, facts: TypeFacts) -> list[tuple[Any, ...]]:
         if kind in ("linear_attention", "conv", "moe", "mlp"):
             layers.append((kind in ("linear_attention", "conv"),))
             continue
-        heads = getattr(own, "num_attention_heads", None)
+        heads = getattr(own, own_names["num_attention_heads"], None)
         sizes: tuple[Any, ...] = ("mla",)
         if not getattr(own, "kv_lora_rank", None):
             size = getattr(own, "head_dim", None) or own.hidden_size // heads

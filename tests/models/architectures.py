@@ -255,7 +255,7 @@ ARCHITECTURES |= {
 
 
 def save_model(name: str, folder: Path, *, spread: float = 0.15) -> torch.nn.Module:
-    """Save a random float32 model in `folder` and return it. Every vector is random too: unit norms hide mistakes."""
+    """Save a random float32 model in `folder` and return it."""
     from transformers import AutoConfig, AutoModelForCausalLM
 
     config = AutoConfig.for_model(name.partition("-")[0], **ARCHITECTURES[name].fields)
@@ -263,14 +263,19 @@ def save_model(name: str, folder: Path, *, spread: float = 0.15) -> torch.nn.Mod
     model = AutoModelForCausalLM.from_config(
         config, dtype=torch.float32, attn_implementation=ARCHITECTURES[name].reference
     ).eval()
+    randomise(model, spread)
+    model.save_pretrained(folder)
+    return model
+
+
+def randomise(model: torch.nn.Module, spread: float) -> None:
+    """Matrices get this standard deviation; every vector becomes random, too: unit norms hide mistakes."""
     with torch.no_grad():
         for parameter in model.parameters():
             if parameter.dim() >= 2:
                 parameter.normal_(0.0, spread)
             else:
                 parameter.add_(torch.randn_like(parameter) * 0.1)
-    model.save_pretrained(folder)
-    return model
 
 
 def folder_files(folder: Path) -> ModelFiles:
