@@ -53,21 +53,28 @@ class PositionInput:
     cache_name: str | None = None
     """The argument that takes a `PositionCache` too; None where positions alone do."""
     takes_positions: bool = True
-    """False where the model has no use for them: its attention looks at distances alone."""
+    """False where the model has no use for them (its attention looks at distances alone), or counts them itself."""
+    is_counting: bool = False
+    """Whether the base model counts positions itself, by the length of the cache."""
 
     @staticmethod
     def of(base: nn.Module, attention_modules: Iterable[nn.Module]) -> PositionInput:
         """For a base model and the modules in it that compute attention."""
         parameters = inspect.signature(inspect.unwrap(type(base).forward)).parameters
         takes_positions = "position_ids" in parameters
-        if not any(asks_for_length(module) for module in attention_modules):
+        modules = list(attention_modules)
+        is_counting = not takes_positions and bool(modules) and any(map(asks_for_length, base.modules()))
+        if not is_counting and not any(map(asks_for_length, modules)):
             return PositionInput(takes_positions=takes_positions)
         name = "past_key_values" if "past_key_values" in parameters else "cache"
-        return PositionInput(name, takes_positions=takes_positions)
+        return PositionInput(name, takes_positions, is_counting)
 
     def at(self, positions: torch.Tensor) -> dict[str, Any]:
         """Arguments for tokens at `positions`, int64 [T]."""
         given: dict[str, Any] = {"position_ids": positions[None]} if self.takes_positions else {}
         if self.cache_name is not None:
             given[self.cache_name] = PositionCache.at(positions)
+        if self.is_counting:
+            # Else the model would make a mask as long as the cache; none is needed.
+            given["attention_mask"] = positions.new_ones(1, len(positions))
         return given

@@ -114,7 +114,7 @@ def test_shared_keys_and_values_are_seen() -> None:
         ("diffllama", {}, "Layer 0 computes attention more than once in a forward"),
         ("doge", {"keep_window_size": 4}, "DogeAttention computes its attention mask or a bias itself"),
         ("roberta", {"is_decoder": False}, "RobertaSelfAttention sees later tokens"),
-        ("bart", {"decoder_layers": 2, "d_model": 32}, "the model takes no positions, it counts"),
+        ("trocr", {"decoder_layers": 2, "d_model": 32}, "the model takes no positions, it counts"),
         ("qwen3_next", {"layer_types": ["full_attention", "linear_attention"] * 2}, "depend on its neighbours"),
         ("roberta", {"is_decoder": True}, "where its sequence starts: positions are not counted"),
         ("inkling_text", {}, "a tensor 'position_bias' that Octavo does not know"),

@@ -42,3 +42,24 @@ def test_only_a_module_that_asks_gets_a_cache() -> None:
     assert list(PositionInput.of(Counting(), [Plain(), Counting()]).at(positions)) == ["position_ids", "cache"]
     assert list(PositionInput.of(Plain(), [Counting()]).at(positions)) == ["past_key_values"]
     assert list(PositionInput.of(Plain(), []).at(positions)) == []
+
+
+class CountingBase(nn.Module):
+    """As decoders count that take no positions: the whole model asks, not its attention."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.counting, self.plain = Counting(), Plain()
+
+    def forward(self, input_ids: torch.Tensor, attention_mask: object = None, cache: object = None) -> torch.Tensor:
+        return self.counting(input_ids, cache)
+
+
+def test_a_base_model_that_counts_gets_a_cache_and_no_mask_to_make() -> None:
+    positions = torch.tensor([5, 6, 0])
+    base = CountingBase()
+    given = PositionInput.of(base, [base.plain]).at(positions)
+    assert sorted(given) == ["attention_mask", "cache"]
+    assert given["attention_mask"].tolist() == [[1, 1, 1]]
+    assert base(positions, **given).tolist() == positions.tolist()
+    assert PositionInput.of(base, []).at(positions) == {}, "whose modules were adopted needs nothing"
