@@ -58,6 +58,9 @@ _OPTIONAL = (
 )
 OPTIONAL = frozenset(_OPTIONAL.split())
 
+LATENT_SIZES = {"num_key_value_heads": SIZES["num_attention_heads"], "head_dim": SIZES["qk_rope_head_dim"]}
+"""For types with latent attention: every head has keys of its own, and only the rotary part turns."""
+
 _STATES = ["linear_attention", "full_attention"] * 2
 _HYBRIDS = ["linear_attention", "linear_attention", "hybrid", "hybrid"]
 _WINDOWS = ["sliding_attention", "full_attention"] * 2
@@ -73,7 +76,6 @@ OVERRIDES: dict[str, dict[str, Any]] = {
     "dots3_note_audio_encoder": {"adapter_input_size": 32, "adapter_out_dim": 32},
     "dots3_note_vision_encoder": {"adapter_in_dim": 32, "adapter_out_dim": 32, "num_hidden_layers": 42},
     "dots3_note_text": {
-        "num_key_value_heads": 4,
         **{f"swa_{name}": 4 for name in ("num_attention_heads", "num_key_value_heads")},
         **{f"swa_{name}": 8 for name in ("qk_nope_head_dim", "v_head_dim")},
         **{f"swa_{name}": 12 for name in ("q_lora_rank", "kv_lora_rank", "head_dim")},
@@ -92,7 +94,7 @@ OVERRIDES: dict[str, dict[str, Any]] = {
     },
     "lfm2": {"layer_types": ["conv", "full_attention"] * 2},
     "lfm2_moe": {"layer_types": ["conv", "full_attention"] * 2},
-    "longcat_flash": {"zero_expert_num": 2},
+    "longcat_flash": {"num_layers": 2, "zero_expert_num": 2},
     "ministral": {"head_dim": 16},
     "qwen4_exp_text": {
         "indexer_n_heads": 2, "indexer_kv_heads": 1, "indexer_head_dim": 16, "indexer_budget": 8,

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from tests.models.architectures import randomise
-from tests.models.walk.sizes import OPTIONAL, OVERRIDES, SIZES, UNBUILDABLE, VARIANTS
+from tests.models.walk.sizes import LATENT_SIZES, OPTIONAL, OVERRIDES, SIZES, UNBUILDABLE, VARIANTS
 
 NUM_LAYERS = (4, 5, 6)
 """The first of these that shows every type of layer that the class's default has."""
@@ -64,6 +64,8 @@ def _config(config_class: Any, changes: dict[str, Any]) -> Any:
         for name, default in known.items()
         if name in SIZES and (default is not None or name in OPTIONAL)
     }
+    if "kv_lora_rank" in known:
+        fields |= {name: value for name, value in LATENT_SIZES.items() if name in fields}
     for name, part_class in _parts(config_class).items():
         if name in known:
             fields[name] = _config(part_class, changes.get(name, {})).to_dict()
