@@ -45,7 +45,7 @@ def test_import_octavo_loads_no_library_of_the_device_house() -> None:
 
 @pytest.mark.parametrize(
     ("given", "spins"),
-    [({}, "2000"), ({"GOMP_SPINCOUNT": "7"}, "7"), ({"OMP_WAIT_POLICY": "active"}, "None")],
+    [({}, "20000"), ({"GOMP_SPINCOUNT": "7"}, "7"), ({"OMP_WAIT_POLICY": "active"}, "None")],
     ids=["default", "count-chosen", "policy-chosen"],
 )
 def test_idle_threads_sleep_soon_unless_the_user_chose(given: dict[str, str], spins: str) -> None:
