@@ -19,6 +19,7 @@ from typing import Any
 
 from benchmarks.comparison import FIRST_TOKENS, agreement, as_fields, described, spread, table
 from benchmarks.machine import in_line, machine
+from benchmarks.processes import end_children_when_terminated
 from benchmarks.sides import PEERS, Outcome, Setup, SideError, run_octavo, run_peer, time_torch_import
 from benchmarks.weights import prepare
 from octavo.cli.workload import load_workload
@@ -99,6 +100,7 @@ def _text(ours: Sequence[Outcome], theirs: Sequence[Outcome], floors: Sequence[f
 def main() -> None:
     """Compare as the command line says, and print."""
     given = read_flags()
+    end_children_when_terminated()
     try:
         for workload in given.workload:
             load_workload(workload)

@@ -23,7 +23,7 @@ from benchmarks.machine import in_line, machine
 from benchmarks.peers.manager_cases import PROMPT_TOKENS
 from benchmarks.peers.run_report import MARK
 from benchmarks.plot import Line, Panel, draw_panels
-from benchmarks.processes import run_process
+from benchmarks.processes import end_children_when_terminated, run_process
 from benchmarks.sides import ROOT, SideError, peer_environment
 
 TIMEOUT_S = 1800
@@ -142,6 +142,7 @@ def main() -> None:
     parser.add_argument("--plot", type=Path, metavar="FILE.svg", help="draw how the numbers grow")
     parser.add_argument("--json", action="store_true", help="one JSON object on stdout, nothing else")
     given = parser.parse_args()
+    end_children_when_terminated()
     quick = ["--quick"] * given.quick
     ours, theirs = [], []
     facts = machine()

@@ -6,6 +6,7 @@ import contextlib
 import os
 import signal
 import subprocess
+import sys
 import tempfile
 import threading
 import time
@@ -53,6 +54,11 @@ def run_process(
         for file in (out, err):
             file.seek(0)
         return Ended(code, out.read(), err.read(), seconds, sum(watch.peaks.values()))
+
+
+def end_children_when_terminated() -> None:
+    """Let SIGTERM end this program as Ctrl-C does, so that nothing it started outlives it."""
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
 
 
 def run_shown(command: Sequence[str], cwd: Path, timeout_s: float) -> int | None:

@@ -28,6 +28,7 @@ def order(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     monkeypatch.setattr(compare, "run_octavo", lambda setup, extra: run("octavo"))
     monkeypatch.setattr(compare, "run_peer", lambda peer, python, setup: run(peer))
     monkeypatch.setattr(compare, "time_torch_import", lambda: 1.25)
+    monkeypatch.setattr(compare, "end_children_when_terminated", lambda: None)
     return ran
 
 

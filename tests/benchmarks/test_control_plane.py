@@ -97,6 +97,7 @@ def test_engines_take_turns(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capt
         return Ended(0, "INFO\n" + json.dumps(LINE) + "\n", "", 1.0, 1)
 
     monkeypatch.setattr(control_plane, "run_process", run)
+    monkeypatch.setattr(control_plane, "end_children_when_terminated", lambda: None)
     monkeypatch.setattr("sys.argv", ["x", "--rounds", "2", "--peer-python", "/p/bin/python", "--json"])
     control_plane.main()
     assert order == ["benchmarks.manager_octavo", "benchmarks.peers.manager_vllm"] * 2

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.machine import ROOT
 from benchmarks.processes import family, peak_rss, run_process, run_shown
 
 HOLDS = "import sys, time; held = bytearray(64 << 20); held[::4096] = b'x' * len(held[::4096]); time.sleep(0.4)"
@@ -40,11 +41,34 @@ def test_nothing_is_left_of_a_process_that_takes_too_long(tmp_path: Path) -> Non
     program = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {child!r}])"
     with pytest.raises(subprocess.TimeoutExpired):
         run_process(_python(program), {}, tmp_path, timeout_s=3.0)
-    pid = int(note.read_text())
+    assert _ends(int(note.read_text()))
+
+
+@pytest.mark.slow
+def test_nothing_is_left_when_a_comparison_is_terminated(tmp_path: Path) -> None:
+    note = tmp_path / "pid"
+    child = f"import os, time; open({str(note)!r}, 'w').write(str(os.getpid())); time.sleep(600)"
+    program = (
+        "import sys; from pathlib import Path\n"
+        "from benchmarks.processes import end_children_when_terminated, run_process\n"
+        "end_children_when_terminated()\n"
+        f"run_process([sys.executable, '-c', {child!r}], {{}}, Path.cwd())"
+    )
+    with subprocess.Popen(_python(program), cwd=ROOT) as process:
+        deadline = time.monotonic() + 30
+        while not (note.exists() and note.read_text()) and time.monotonic() < deadline:
+            time.sleep(0.05)
+        process.terminate()
+        assert process.wait(30) == 143
+    assert _ends(int(note.read_text()))
+
+
+def _ends(pid: int) -> bool:
+    """Whether the process is gone within some seconds."""
     deadline = time.monotonic() + 10
     while peak_rss(pid) and time.monotonic() < deadline:
         time.sleep(0.05)
-    assert peak_rss(pid) == 0, "the child outlived its parent"
+    return peak_rss(pid) == 0
 
 
 def test_a_shown_process_is_interrupted_when_its_time_is_over(tmp_path: Path) -> None:
