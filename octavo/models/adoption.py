@@ -12,6 +12,7 @@ From then on the module's forward runs in a `ScoreHook`. Nothing here knows a cl
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -38,8 +39,11 @@ from octavo.models.score_stand_in import (
 from octavo.models.transformers_api import PreTrainedModel
 
 _NUM_TOKENS = 24
-_FAR = 600
-"""Tokens of the look at biases far from the query: more than any that differ only there from a slope."""
+_NEAREST_FAR, _FAR = 300, 600
+"""Tokens of the look at biases far from the query, as far as `_FAR_SCORES` allow: past the 256 tokens up to which 16
+bits hold every position."""
+_FAR_SCORES = 1 << 23
+"""Scores of that look that are kept at a time, over all heads: some 300 MB with what is computed of them."""
 _MASKED = -5000.0
 """Scores below are those of masked keys."""
 _SOFTMAXES = (functional.softmax, torch.softmax, torch.Tensor.softmax)
@@ -80,13 +84,13 @@ def adopt_attention(model: Any, *, length: int, vocab_size: int) -> None:
             module.config._attn_implementation_internal = own_attention(type(model))
     num_tokens = min(_NUM_TOKENS, length)
     calls, kinds = _find_calls(model, _tokens(num_tokens, vocab_size), length)
-    far, _ = _find_calls(model, _tokens(min(_FAR, length), vocab_size), length, stops=True)
     looks: list[_Look] = []
     adopted: list[_Adopted] = []
     for index, call in enumerate(calls):
         kind = _mask_kind(call.module, kinds, length)
         found = _Look(call, kind, index)
         if index == 0:
+            far, _ = _find_calls(model, _tokens(min(found.far, length), vocab_size), length, stops=True)
             found.check_far(far[0])
         looks.append(found)
         found.refine(looks[0])
@@ -247,6 +251,8 @@ class _Look:
             worst = max(worst, float((rise - self.scale * product).abs().max()))
         if worst > (1e-4 if self._is_exact else 0.1) * max(1.0, abs(self.scale)):
             raise self.refusal("does more to the products of queries and keys than to multiply them and add to them")
+        self.far = max(_NEAREST_FAR, min(_FAR, math.isqrt(_FAR_SCORES // len(base))))
+        """Tokens of a look at this module from afar."""
         self.slopes = fit_slopes(base, visible)
         self._check_linear(base, visible)
 

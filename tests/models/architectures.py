@@ -163,6 +163,17 @@ ARCHITECTURES: dict[str, Architecture] = {
     ),
     "phi3": Architecture(COMMON | {"sliding_window": None}),
     "phi": Architecture(COMMON),
+    "phimoe": Architecture(COMMON | {"sliding_window": WINDOW, "num_local_experts": 4}, "SSSS"),
+    "qwen2-windowed-below": Architecture(
+        COMMON | {"use_sliding_window": True, "sliding_window": WINDOW, "max_window_layers": 4}
+    ),
+    "gpt_neox-partial-rotary": Architecture(
+        NO_GROUPS | {"rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.5}},
+        num_kv_heads=4,
+    ),
+    "qwen2-windowed-by-list": Architecture(
+        COMMON | {"use_sliding_window": True, "sliding_window": WINDOW, "layer_types": MIXED}, "SFSF"
+    ),
     "olmo2": Architecture(COMMON),
     "olmo3": Architecture(COMMON | {"sliding_window": WINDOW, "layer_types": MIXED}, "SFSF"),
     "olmoe": Architecture(COMMON | {"num_experts": 4, "num_experts_per_tok": 2}),
