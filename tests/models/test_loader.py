@@ -14,8 +14,9 @@ from safetensors.torch import load_file, save_file
 
 from octavo.config import LayerConfig, ModelSource
 from octavo.errors import ModelFileError, UnsupportedModelError
+from octavo.formats.model_config import load_model_config
 from octavo.models.hf_adapter import LoadedModel
-from tests.models.architectures import ARCHITECTURES, load_folder, random_prompts, save_model
+from tests.models.architectures import ARCHITECTURES, folder_files, load_folder, random_prompts, save_model
 from tests.models.paged_run import logits_in_chunks
 
 LLAMA = ARCHITECTURES["llama"].model_config("llama")
@@ -145,3 +146,30 @@ def test_a_model_with_attention_classes_of_its_own_is_built(tmp_path: Path) -> N
     config = ARCHITECTURES["llama"]._replace(kinds="FF").model_config("falcon")
     with pytest.raises(UnsupportedModelError, match=r"its KV heads: the config says 2, but when it runs it is 1"):
         load_folder(tmp_path, config, source=ModelSource(model=str(tmp_path), load_format="dummy"))
+
+
+OWN_CODE = """
+from transformers import LlamaConfig, LlamaForCausalLM
+
+class OwnConfig(LlamaConfig):
+    model_type = "own"
+
+class OwnForCausalLM(LlamaForCausalLM):
+    config_class = OwnConfig
+"""
+
+
+@pytest.mark.slow
+def test_a_model_with_code_of_its_own_runs_with_consent(saved: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("transformers.dynamic_module_utils.HF_MODULES_CACHE", str(saved / "modules"))
+    expected = _logits(load_folder(saved, LLAMA))
+    (saved / "own.py").write_text(OWN_CODE)
+    fields = json.loads((saved / "config.json").read_text())
+    auto_map = {"AutoConfig": "own.OwnConfig", "AutoModelForCausalLM": "own.OwnForCausalLM"}
+    (saved / "config.json").write_text(json.dumps(fields | {"model_type": "own", "auto_map": auto_map}))
+    config = load_model_config(folder_files(saved))
+    assert (config.architecture, len(config.layers)) == ("OwnForCausalLM", len(LLAMA.layers))
+    with pytest.raises(UnsupportedModelError, match=r"brings its own Python code .* --trust-remote-code"):
+        load_folder(saved, config)
+    source = ModelSource(model=str(saved), trust_remote_code=True)
+    assert torch.equal(_logits(load_folder(saved, config, source=source)), expected)
