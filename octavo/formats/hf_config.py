@@ -102,7 +102,7 @@ def _text_fields(config: Mapping[str, Any]) -> tuple[ConfigFields, str]:
     if not isinstance(part, dict):
         raise ModelFileError(f"The config has no object {key}.", remedy="Download the model again.")
     text_type = part.get("model_type", text_type) if part is not config else text_type
-    text_facts = config_table().get(text_type)
+    text_facts = config_table().get(text_type) if isinstance(text_type, str) else None
     if text_facts is None:
         raise UnsupportedModelError(
             f"The config's {key} has model_type = {text_type!r}, which is not known.",

@@ -309,3 +309,9 @@ def test_a_model_with_code_of_its_own_is_planned_from_the_usual_fields() -> None
     assert {(layer.kind, layer.num_kv_heads, layer.head_size) for layer in config.layers} == {("full", 2, 16)}
     with pytest.raises(UnsupportedModelError, match="model_type = 'own'"):
         model_config_from_hf(fields, name="own")
+
+
+def test_a_text_part_whose_type_is_no_text_is_refused() -> None:
+    config = {"model_type": "gemma3", "text_config": {"model_type": ["gemma3_text"], "num_hidden_layers": 2}}
+    with pytest.raises(UnsupportedModelError, match=r"text_config has model_type = \['gemma3_text'\], which is not"):
+        model_config_from_hf(config, name="m")

@@ -138,6 +138,7 @@ def test_two_thousand_mutations(kind: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.long
+@pytest.mark.timeout(3600)
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_hundred_thousand_mutations(kind: str, tmp_path: Path) -> None:
     fuzz(kind, 100_000, 1_000_000, tmp_path)
