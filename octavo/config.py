@@ -249,7 +249,7 @@ class LayerConfig(msgspec.Struct, frozen=True, kw_only=True):
     kv_sharing_target: int | None = None
     """Index of the earlier layer whose K and V this layer reads instead of keeping its own."""
     state_shapes: tuple[tuple[int, ...], ...] = ()
-    """Mamba and linear attention: shapes of the state tensors of one request."""
+    """Shapes of the state tensors of one request: of Mamba and linear attention, or of such a part beside attention."""
     state_dtypes: tuple[str, ...] = ()
 
 
@@ -276,6 +276,11 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
 def layer_name(index: int) -> str:
     """The name under which layer `index` appears in plans, specs and bindings."""
     return f"layers.{index}"
+
+
+def state_name(index: int, layer: LayerConfig) -> str:
+    """The name of layer `index`'s state: the layer's own, unless its attention has that."""
+    return layer_name(index) if layer.kind == "mamba" else f"{layer_name(index)}.state"
 
 
 def resolve_engine_config(config: EngineConfig) -> EngineConfig:

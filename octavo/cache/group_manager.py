@@ -27,6 +27,8 @@ class GroupManager(abc.ABC):
 
     caches_prefixes: ClassVar[bool] = True
     """False for a kind whose content cannot be shared by requests."""
+    skips_places: ClassVar[bool] = False
+    """True for a kind that needs no block in some places of its table."""
     reads_whole_prefix: ClassVar[bool] = False
     """True for a kind for which every shorter prefix of a hit is a hit too."""
 
@@ -43,6 +45,22 @@ class GroupManager(abc.ABC):
     def num_table_tokens(self, num_blocks: int) -> int:
         """Most tokens for which a table of `num_blocks` suffices."""
         return num_blocks * self.block_size
+
+    def num_new_blocks(self, num_held: int, num_tokens: int, num_copied: int = 0) -> int:
+        """Blocks that must be there for a table of `num_held` places to serve `num_tokens` tokens, where the first
+        `num_copied` of them get copies of another request's."""
+        return self.num_table_blocks(num_tokens) - num_held
+
+    def places_to_fill(self, start: int, stop: int, boundaries: Sequence[int], interval: int) -> Sequence[int]:
+        """Which new places `start` .. `stop - 1` of a table shall hold a block, in order; the last of them must.
+
+        Parameters: as of `blocks_to_cache`.
+        """
+        return range(start, stop)
+
+    def retention_interval(self, wanted: int | None, scheduler_block_size: int) -> int:
+        """The interval of `blocks_to_cache` when the user wants `wanted`; None is the kind's own habit."""
+        return scheduler_block_size if wanted is None else wanted
 
     def max_blocks(self, num_tokens: int) -> int:
         """Most blocks that a request of `num_tokens` holds at once, run in steps of at most `max_chunk_tokens`."""

@@ -8,6 +8,7 @@ from octavo.cache.block_pool import NO_KEY, BlockPool
 from octavo.cache.fork import fork_blocks
 from octavo.cache.group_manager import NEVER, GroupManager, check_retention
 from octavo.cache.lookup import PrefixLookup
+from octavo.cache.places import blocks_to_come, check_references, fill_places, wanted_places
 from octavo.cache.prefix_cache import NO_NODE, PrefixCache, block_contents, root_content
 from octavo.cache.registry import make_group_manager
 from octavo.cache.request_blocks import BlockCounts, ComputedBlocks, PrefixStats, RequestBlocks
@@ -27,8 +28,7 @@ class KVCacheManager:
 
     Parameters:
         config: a rank's plan; all ranks have equal groups and `num_blocks`, so any rank's does.
-        enable_caching: keep full blocks for requests with the same prefix. Stays off for a model with a group that
-            cannot share content (Mamba states).
+        enable_caching: keep full blocks for requests with the same prefix; stays off where a group cannot share them.
         retention_interval: which full blocks of windowed groups enter the prefix cache: None every one, 0 only those
             at the replay boundary of the prompt and at junctions, n also those at every multiple of n tokens.
         admit_whole_prompt: place a new request only when all of its known tokens would fit now.
@@ -59,7 +59,9 @@ class KVCacheManager:
         """Prefix hits are multiples of this many tokens."""
         self.hash_block_size = self._lookup.hash_block_size
         """Tokens of one step in the chain of prefixes."""
-        self._interval = self.scheduler_block_size if retention_interval is None else retention_interval
+        self._intervals = [
+            manager.retention_interval(retention_interval, self.scheduler_block_size) for manager in self.managers
+        ]
         self.enable_caching = (
             enable_caching and bool(self.managers) and all(manager.caches_prefixes for manager in self.managers)
         )
@@ -68,6 +70,7 @@ class KVCacheManager:
         self._dropping = [
             (group, manager) for group, manager in enumerate(self.managers) if manager.next_drop(0) < NEVER
         ]
+        self._skips_places = any(manager.skips_places for manager in self.managers)
         self._held: dict[str, RequestBlocks] = {}
         self._nothing: tuple[list[int], ...] = tuple([] for _ in self.managers)
         self._no_hit = ComputedBlocks(num_tokens=0, block_ids=self._nothing)
@@ -212,28 +215,12 @@ class KVCacheManager:
         """Raise `InvariantError` unless tables, reference counts, line and prefixes agree. Looks at every block."""
         self._pool.check_integrity()
         self._prefixes.check_integrity(held.tip for held in self._held.values() if held.tip != NO_NODE)
-        references: dict[int, int] = {}
-        for held in self._held.values():
-            for table in held.tables:
-                for block in table:
-                    references[block] = references.get(block, 0) + 1
-        references.pop(NULL_BLOCK, None)
-        for block in range(1, self.num_blocks):
-            if references.get(block, 0) != self._pool.references(block):
-                raise InvariantError(
-                    f"block {block} stands in {references.get(block, 0)} tables and counts"
-                    f" {self._pool.references(block)} references"
-                )
+        check_references(self._pool, [table for held in self._held.values() for table in held.tables])
 
     def whole_prompt_blocks(self, request: Request, computed: ComputedBlocks) -> int:
         """Most blocks that the known tokens of `request` need at once, beside the blocks of its hit."""
-        num_tokens = min(request.num_tokens, self.max_model_len)
-        needed = 0
-        for manager, table in zip(self.managers, computed.block_ids, strict=True):
-            num_dropped = manager.num_dropped_blocks(computed.num_tokens)
-            at_once = min(manager.num_table_blocks(num_tokens) - num_dropped, manager.max_blocks(num_tokens))
-            needed += max(0, at_once - (len(table) - num_dropped))
-        return needed
+        known, pairs = min(request.num_tokens, self.max_model_len), zip(self.managers, computed.block_ids, strict=True)
+        return sum(blocks_to_come(manager, table, computed.num_tokens, known) for manager, table in pairs)
 
     def _admit(
         self, request: Request, num_new_tokens: int, computed: ComputedBlocks | None, leave_free: int
@@ -245,8 +232,12 @@ class KVCacheManager:
             raise InvariantError(f"the hit of request {request.request_id} is stale: look it up again")
         pool, hits = self._pool, computed.block_ids
         num_tokens = computed.num_tokens + num_new_tokens
+        copied = computed.copied or self._nothing
         needed = leave_free + sum(
-            [manager.num_table_blocks(num_tokens) - len(hit) for manager, hit in zip(self.managers, hits, strict=True)]
+            [
+                manager.num_new_blocks(len(hit), num_tokens, len(sources))
+                for manager, hit, sources in zip(self.managers, hits, copied, strict=True)
+            ]
         )
         if self.admit_whole_prompt:
             needed = max(needed, self.whole_prompt_blocks(request, computed))
@@ -256,7 +247,7 @@ class KVCacheManager:
         ):
             return None
         held = self._adopt(request, computed)
-        self._lengthen(held, num_tokens)
+        self._lengthen(held, num_tokens, leave_free, copied)
         self._cache_full_blocks(request, held, num_tokens)
         return tuple([table.copy() for table in held.tables])
 
@@ -282,8 +273,9 @@ class KVCacheManager:
             self._pool.touch(table)
         held.nodes = nodes.copy()
         held.contents = computed.contents.copy()
-        last = request.num_prompt_tokens - 1
-        held.boundaries = (last - last % self.scheduler_block_size, computed.junction)
+        if self.enable_caching:
+            last = request.num_prompt_tokens - 1
+            held.boundaries = (last - last % self.scheduler_block_size, computed.junction)
         held.next_drop = self._next_drop(held)
         self._held[request.request_id] = held
         return held
@@ -298,13 +290,13 @@ class KVCacheManager:
         if num_tokens > held.capacity:
             needed = sum(
                 [
-                    manager.num_table_blocks(num_tokens) - len(table)
+                    manager.num_new_blocks(len(table), num_tokens)
                     for manager, table in zip(self.managers, held.tables, strict=True)
                 ]
             )
             if needed > self._pool.num_available - leave_free:
                 return None
-            new = self._lengthen(held, num_tokens)
+            new = self._lengthen(held, num_tokens, leave_free, ())
         self._cache_full_blocks(request, held, num_tokens)
         return new
 
@@ -324,20 +316,31 @@ class KVCacheManager:
     def _next_drop(self, held: RequestBlocks) -> int:
         return min([manager.next_drop(held.num_dropped[group]) for group, manager in self._dropping], default=NEVER)
 
-    def _lengthen(self, held: RequestBlocks, num_tokens: int) -> tuple[list[int], ...]:
-        """Take blocks until the tables hold `num_tokens`; returns the new ones by group."""
+    def _lengthen(
+        self, held: RequestBlocks, num_tokens: int, leave_free: int, copied: Sequence[Sequence[int]]
+    ) -> tuple[list[int], ...]:
+        """Take blocks until the tables hold `num_tokens`; returns the new ones by group.
+
+        Blocks that are only worth having are taken as long as `leave_free` stay available.
+        """
         managers, tables = self.managers, held.tables
-        counts = [
-            manager.num_table_blocks(num_tokens) - len(table) for manager, table in zip(managers, tables, strict=True)
-        ]
-        blocks = self._pool.take(sum(counts))
-        new = []
-        start = 0
-        for table, count in zip(tables, counts, strict=True):
-            taken = blocks[start : start + count]
+        if self._skips_places:
+            spare = self._pool.num_available - leave_free
+            places = wanted_places(managers, held, num_tokens, self._intervals, copied=copied, num_spare=spare)
+            new = fill_places(tables, *places, self._pool)
+        else:
+            counts = [
+                manager.num_table_blocks(num_tokens) - len(table)
+                for manager, table in zip(managers, tables, strict=True)
+            ]
+            blocks = self._pool.take(sum(counts))
+            new = []
+            start = 0
+            for count in counts:
+                new.append(blocks[start : start + count])
+                start += count
+        for table, taken in zip(tables, new, strict=True):
             table += taken
-            new.append(taken)
-            start += count
         held.capacity = min(
             [manager.num_table_tokens(len(table)) for manager, table in zip(managers, tables, strict=True)],
             default=NEVER,
@@ -363,9 +366,11 @@ class KVCacheManager:
                     max(first // manager.block_size, held.num_dropped[group]),
                     stop // manager.block_size,
                     held.boundaries,
-                    self._interval,
+                    self._intervals[group],
                 )
                 table, ratio = held.tables[group], manager.block_size // step
+                if manager.skips_places:
+                    places = [place for place in places if table[place] != NULL_BLOCK]
                 ends = nodes if ratio == 1 else nodes[ratio - 1 :: ratio]
                 self._prefixes.store(_at(table, places), _at(ends, places), group)
             held.num_cached_tokens = stop

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from octavo.cache.chunked_local import ChunkedLocalManager
 from octavo.cache.full_attention import FullAttentionManager
 from octavo.cache.group_manager import GroupManager
-from octavo.cache.mamba import MambaManager
+from octavo.cache.mamba import mamba_manager
 from octavo.cache.sliding_window import SlidingWindowManager
 from octavo.errors import UnsupportedModelError
 from octavo.kv.base import KVCacheSpec
@@ -20,14 +22,14 @@ from octavo.kv.specs import (
     SlidingWindowSpec,
 )
 
-MANAGERS: dict[type[KVCacheSpec], type[GroupManager]] = {
+MANAGERS: dict[type[KVCacheSpec], Callable[..., GroupManager]] = {
     FullAttentionSpec: FullAttentionManager,
     SinkFullAttentionSpec: FullAttentionManager,
     RetainedWindowSpec: FullAttentionManager,
     MLASpec: FullAttentionManager,
     SlidingWindowSpec: SlidingWindowManager,
     ChunkedLocalSpec: ChunkedLocalManager,
-    MambaSpec: MambaManager,
+    MambaSpec: mamba_manager,
 }
 
 

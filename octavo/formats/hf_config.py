@@ -10,10 +10,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+import msgspec
+
 from octavo.config import DTYPE_BYTES, LayerConfig, ModelConfig
 from octavo.errors import ModelFileError, UnsupportedModelError
 from octavo.formats.config_fields import OPTIONAL_FIELDS, ConfigFields, TypeFacts, config_table
-from octavo.formats.layer_types import CHUNKED, CONV, FULL, LINEAR, SLIDING, layer_types, sliding_window
+from octavo.formats.layer_types import CHUNKED, CONV, FULL, HYBRID, LINEAR, SLIDING, layer_types, sliding_window
 from octavo.formats.state_shapes import State, conv_state, linear_state
 
 NO_CACHE = frozenset({"mlp", "moe", "dense", "sparse"})
@@ -153,6 +155,15 @@ def _layer(fields: ConfigFields, types: list[str], index: int) -> LayerConfig:
         return _state_layer(linear_state(own))
     if kind == CONV:
         return _state_layer(conv_state(own))
+    if kind == HYBRID:
+        state = linear_state(own)
+        return msgspec.structs.replace(
+            _attention_layer(fields, own, FULL, index), state_shapes=state.shapes, state_dtypes=state.dtypes
+        )
+    return _attention_layer(fields, own, kind, index)
+
+
+def _attention_layer(fields: ConfigFields, own: ConfigFields, kind: str, index: int) -> LayerConfig:
     if kind not in (FULL, SLIDING, CHUNKED):
         raise fields.refuse("layer_types", f"layers of type {kind!r} are not known")
     latent_size = own.whole("kv_lora_rank")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from octavo.config import LayerConfig, ModelConfig, layer_name
+from octavo.config import LayerConfig, ModelConfig, layer_name, state_name
 from octavo.errors import ConfigError, UnsupportedModelError
 from octavo.kv.specs import ChunkedLocalSpec, FullAttentionSpec, LayerSpec, MambaSpec, MLASpec, SlidingWindowSpec
 
@@ -21,16 +21,22 @@ def kv_cache_specs(
     for index, layer in enumerate(model_config.layers):
         if layer.kv_sharing_target is not None:
             shared[layer_name(index)] = layer_name(layer.kv_sharing_target)
-        elif layer.kind != "none":
-            specs[layer_name(index)] = _layer_spec(index, layer, block_size, dtype, tensor_parallel_size)
+        elif layer.kind not in ("none", "mamba"):
+            specs[layer_name(index)] = _layer_spec(layer, block_size, dtype, tensor_parallel_size)
+        if layer.state_shapes:
+            name = state_name(index, layer)
+            if tensor_parallel_size != 1:
+                raise UnsupportedModelError(
+                    f"{name} keeps a recurrent state, which cannot be divided over {tensor_parallel_size} ranks.",
+                    remedy="Use --tensor-parallel-size 1.",
+                )
+            specs[name] = state_spec(layer, block_size=block_size, dtype=dtype)
     return specs, shared
 
 
-def _layer_spec(index: int, layer: LayerConfig, block_size: int, dtype: str, num_ranks: int) -> LayerSpec:
+def _layer_spec(layer: LayerConfig, block_size: int, dtype: str, num_ranks: int) -> LayerSpec:
     if layer.kind == "mla":
         return MLASpec(block_size=block_size, latent_size=layer.head_size, value_size=layer.head_size_v, dtype=dtype)
-    if layer.kind == "mamba":
-        return _state_spec(index, layer, block_size, dtype, num_ranks)
     num_kv_heads = kv_heads_per_rank(layer.num_kv_heads, num_ranks)
     if layer.kind == "sliding_window" and layer.window is not None:
         return SlidingWindowSpec(
@@ -69,11 +75,7 @@ def kv_heads_per_rank(num_kv_heads: int, num_ranks: int) -> int:
     return max(1, num_kv_heads // num_ranks)
 
 
-def _state_spec(index: int, layer: LayerConfig, block_size: int, dtype: str, num_ranks: int) -> MambaSpec:
-    if num_ranks != 1:
-        raise UnsupportedModelError(
-            f"{layer_name(index)} keeps a recurrent state, which cannot be divided over {num_ranks} ranks.",
-            remedy="Use --tensor-parallel-size 1.",
-        )
+def state_spec(layer: LayerConfig, *, block_size: int, dtype: str) -> MambaSpec:
+    """What `layer`'s state takes, where the cache has `dtype`. Which of its modes it is kept in, the plan decides."""
     dtypes = tuple(dtype if state_dtype == "auto" else state_dtype for state_dtype in layer.state_dtypes)
-    return MambaSpec(block_size=block_size, shapes=layer.state_shapes, dtypes=dtypes)
+    return MambaSpec(block_size=block_size, shapes=layer.state_shapes, dtypes=dtypes, cache_mode="auto")

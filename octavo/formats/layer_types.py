@@ -11,12 +11,13 @@ from collections.abc import Callable
 
 from octavo.formats.config_fields import MAX_LAYERS, ConfigFields
 
-FULL, SLIDING, CHUNKED, LINEAR, CONV = (
+FULL, SLIDING, CHUNKED, LINEAR, CONV, HYBRID = (
     "full_attention",
     "sliding_attention",
     "chunked_attention",
     "linear_attention",
     "conv",
+    "hybrid",
 )
 
 LEGACY_NAMES = {"attention": FULL, "mamba": LINEAR, "recurrent": LINEAR, "global": FULL, "local": SLIDING}

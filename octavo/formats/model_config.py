@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from typing import Any
 
@@ -24,7 +25,7 @@ def read_hf_config(files: ModelFiles) -> dict[str, Any]:
     if files.config_path is None:
         return hf_config_of_gguf(open_gguf_header(files.weight_paths))
     try:
-        config = msgspec.json.decode(files.config_path.read_bytes())
+        config = _decode(files.config_path.read_bytes())
     except OSError as error:
         raise ModelFileError(
             f"{files.config_path} cannot be read: {error.strerror or error}.",
@@ -55,6 +56,28 @@ def load_model_config(files: ModelFiles) -> ModelConfig:
         weight_bytes=sum(weights.values()) if files.weight_paths else None,
         dtype=_FLOAT_DTYPES.get(max(weights, key=lambda kind: weights[kind], default="")),
     )
+
+
+def _decode(data: bytes) -> Any:
+    """The JSON in `data`, in which Python may have written floats that JSON has not, and transformers objects for
+    them."""
+    try:
+        return _with_special_floats(msgspec.json.decode(data))
+    except msgspec.DecodeError:
+        try:
+            return json.loads(data)
+        except ValueError:
+            pass
+        raise
+
+
+def _with_special_floats(value: Any) -> Any:
+    """`{"__float__": "Infinity"}` is how transformers saves that float."""
+    if isinstance(value, dict):
+        if len(value) == 1 and value.get("__float__") in ("Infinity", "-Infinity", "NaN"):
+            return float(value["__float__"])
+        return {key: _with_special_floats(entry) for key, entry in value.items()}
+    return [_with_special_floats(entry) for entry in value] if isinstance(value, list) else value
 
 
 _FLOAT_DTYPES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}

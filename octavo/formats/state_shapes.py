@@ -41,13 +41,14 @@ def conv_state(fields: ConfigFields) -> State:
 
 
 def _gated_delta(fields: ConfigFields) -> State:
-    """Gated delta rule: queries, keys and values pass the convolution; one matrix of value x key per value head."""
+    """Gated delta rule: queries, keys and values pass the convolution; one matrix of key x value per value head, kept
+    in float32."""
     num_key_heads = fields.whole("linear_num_key_heads") or fields.positive("num_attention_heads")
     num_value_heads = fields.whole("linear_num_value_heads") or fields.positive("num_attention_heads")
     key_size, value_size = fields.positive("linear_key_head_dim"), fields.positive("linear_value_head_dim")
     channels = 2 * num_key_heads * key_size + num_value_heads * value_size
     kernel = fields.positive("linear_conv_kernel_dim")
-    return State(((kernel - 1, channels), (num_value_heads, value_size, key_size)), (COMPUTE_DTYPE, COMPUTE_DTYPE))
+    return State(((kernel - 1, channels), (num_value_heads, key_size, value_size)), (COMPUTE_DTYPE, "float32"))
 
 
 def _mamba2(
@@ -94,9 +95,22 @@ def _mamba2_alone(fields: ConfigFields) -> State:
     )
 
 
+def _zamba2(fields: ConfigFields) -> State:
+    inner = fields.positive("mamba_expand") * fields.positive("hidden_size")
+    num_heads = fields.positive("n_mamba_heads")
+    return _mamba2(
+        fields,
+        num_heads=num_heads,
+        head_size=inner // num_heads,
+        num_groups=fields.positive("mamba_ngroups"),
+        state_size=fields.positive("mamba_d_state"),
+        kernel=fields.positive("mamba_d_conv"),
+    )
+
+
 def _mamba1(channels: int, state_size: int, kernel: int) -> State:
-    """Mamba 1: each channel has a state of its own."""
-    return State(((kernel - 1, channels), (channels, state_size)), (COMPUTE_DTYPE, COMPUTE_DTYPE))
+    """Mamba 1: each channel has a state of its own, kept in float32."""
+    return State(((kernel - 1, channels), (channels, state_size)), (COMPUTE_DTYPE, "float32"))
 
 
 def _jamba(fields: ConfigFields) -> State:
@@ -115,8 +129,35 @@ def _gated_lru(fields: ConfigFields) -> State:
     return State(((fields.positive("conv1d_width") - 1, channels), (channels,)), (COMPUTE_DTYPE, "float32"))
 
 
+def _kimi_delta(fields: ConfigFields) -> State:
+    """Kimi Linear: as the gated delta rule, all heads alike. Older configs keep the numbers in an object."""
+    inner = fields.get("linear_attn_config")
+    given = inner if isinstance(inner, dict) else {}
+    numbers = []
+    for name, inner_name in (
+        ("linear_num_heads", "num_heads"),
+        ("linear_head_dim", "head_dim"),
+        ("linear_conv_kernel_dim", "short_conv_kernel_size"),
+    ):
+        number = given.get(inner_name)
+        numbers.append(number if isinstance(number, int) and number > 0 else fields.positive(name))
+    num_heads, head_size, kernel = numbers
+    channels = 3 * num_heads * head_size
+    return State(((kernel - 1, channels), (num_heads, head_size, head_size)), (COMPUTE_DTYPE, "float32"))
+
+
+def _lightning(fields: ConfigFields) -> State:
+    """MiniMax: one matrix of key x value per head, and no convolution."""
+    num_heads = fields.positive("num_attention_heads")
+    size = fields.whole("head_dim") or fields.positive("hidden_size") // num_heads
+    return State(((num_heads, size, size),), (COMPUTE_DTYPE,))
+
+
 FAMILIES: tuple[tuple[tuple[str, ...], Callable[[ConfigFields], State]], ...] = (
     (("linear_key_head_dim", "linear_value_head_dim", "linear_conv_kernel_dim"), _gated_delta),
+    (("linear_num_heads", "linear_head_dim", "linear_conv_kernel_dim"), _kimi_delta),
+    (("linear_attn_alpha_factor",), _lightning),
+    (("n_mamba_heads", "mamba_ngroups", "mamba_d_state", "mamba_d_conv", "mamba_expand"), _zamba2),
     (("mamba_n_heads", "mamba_n_groups", "mamba_d_state", "mamba_d_conv"), _bamba),
     (("mamba_num_heads", "mamba_head_dim", "n_groups", "ssm_state_size", "conv_kernel"), _nemotron_h),
     (("num_heads", "head_dim", "n_groups", "state_size", "conv_kernel"), _mamba2_alone),

@@ -33,6 +33,7 @@ from octavo.kv.grouping import Fold, Stages, foldings
 from octavo.kv.layout import pool_tensors, rank_groups
 from octavo.kv.refusal import Question, refuse_fit, refuse_length, refuse_override
 from octavo.kv.specs import KVCacheConfig, KVCacheGroupSpec, LayerSpec
+from octavo.kv.state_plan import plan_states
 
 
 class PlanOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -107,6 +108,9 @@ def plan_kv_cache(
     check_layout(options.layout, reference=options.reference)
     shared = [dict(layers) for layers in shared_layers_by_rank or [{} for _ in specs_by_rank]]
     check_shared(shared, specs_by_rank)
+    specs_by_rank = plan_states(
+        specs_by_rank, reference=options.reference, enable_prefix_caching=options.enable_prefix_caching
+    )
     specs_by_rank = [spread(specs, options.context_parallel_size) for specs in specs_by_rank]
     layers = all_layers(specs_by_rank)
     if not layers:

@@ -29,6 +29,9 @@ NULL_BLOCK = 0
 PAD_SLOT = -1
 """Slot of a padding token: nothing is written for it."""
 
+ENDLESS = 2**62
+"""A number of tokens that no request reaches."""
+
 
 class AttentionSpec(KVCacheSpec, frozen=True, kw_only=True, tag=True):
     """A layer that caches a K and a V vector per token and KV head. Sizes are of one rank."""
@@ -237,7 +240,8 @@ class MambaSpec(KVCacheSpec, frozen=True, kw_only=True, tag=True):
     shapes: tuple[tuple[int, ...], ...]
     dtypes: tuple[str, ...]
     cache_mode: str = "none"
-    """`none`: one state per request; `align`: states kept at block boundaries for prefix reuse."""
+    """`none`: one state per request; `align`: states kept at block boundaries for prefix reuse; `auto`: whichever of
+    them the plan needs."""
     num_speculative_blocks: int = 0
 
     @property
@@ -253,12 +257,21 @@ class MambaSpec(KVCacheSpec, frozen=True, kw_only=True, tag=True):
         return sum(math.prod(shape) * dtype_bytes(dtype) for shape, dtype in zip(self.shapes, self.dtypes, strict=True))
 
     @property
+    def tokens_per_state(self) -> int:
+        """Tokens after which a state goes to the next block: never, where a request has only one."""
+        return self.block_size if self.cache_mode == "align" else ENDLESS
+
+    @property
     def uniform_key(self) -> tuple[object, ...]:
         return (self.kind, self.block_size, self.page_bytes, self.cache_mode, self.num_speculative_blocks)
 
     def max_blocks(self, num_tokens: int, *, chunk_tokens: int) -> int:
-        """The running state, drafts, and in `align` mode the state of the last block boundary."""
-        del num_tokens, chunk_tokens
+        """The running state, drafts, and in `align` mode the state of the last block boundary, if there is one."""
+        del chunk_tokens
+        return min(ceil_div(num_tokens, self.tokens_per_state), 2) + self.num_speculative_blocks
+
+    def reference_max_blocks(self, num_tokens: int, *, in_flight_tokens: int) -> int:
+        del num_tokens, in_flight_tokens
         return (2 if self.cache_mode == "align" else 1) + self.num_speculative_blocks
 
     @property

@@ -19,6 +19,7 @@ import torch
 from torch import nn
 
 from octavo.attention.backend import AttentionBackend, AttentionLayer
+from octavo.attention.state import StateLayer
 from octavo.config import LayerConfig, ModelConfig, layer_name
 from octavo.errors import UnsupportedModelError
 from octavo.kv.specs import AttentionSpec, ChunkedLocalSpec, FullAttentionSpec, LayerSpec, MLASpec, SlidingWindowSpec
@@ -30,6 +31,8 @@ from octavo.models.latent_attention import BoundLatentAttention, with_latents
 from octavo.models.mask_kind import MaskKind
 from octavo.models.modules.fused_attention import Heads
 from octavo.models.modules.replacement import replace_modules
+from octavo.models.state_adapter import bind_mixers, examine_mixers
+from octavo.models.state_mixer import each_token_alone
 
 _SMALL_MODEL_BYTES = 1 << 30
 """Below this, examining and packing a model on one thread takes well under a second."""
@@ -49,12 +52,17 @@ class LoadedModel:
         *,
         model_config: ModelConfig,
         attention_layers: dict[str, AttentionLayer],
+        state_layers: dict[str, StateLayer],
         shared_layers: dict[str, str],
         weight_bytes: int,
         probe: AttentionProbe,
     ) -> None:
         self.attention_layers = attention_layers
         """By layer name, sharing layers included, in the order of the layers."""
+        self.state_layers = state_layers
+        """By name: what keeps a state, beside attention or instead of it."""
+        self.cache_layers: dict[str, AttentionLayer | StateLayer] = _in_order(attention_layers, state_layers)
+        """Both of them, in the order of the layers."""
         self.shared_layers = shared_layers
         """Layer that keeps nothing -> the layer whose cache it reads."""
         self.vocab_size = model_config.vocab_size
@@ -72,7 +80,7 @@ class LoadedModel:
         """What each layer keeps in the cache; a sharing layer has no entry."""
         return {
             name: layer.spec  # type: ignore[misc]
-            for name, layer in self.attention_layers.items()
+            for name, layer in self.cache_layers.items()
             if layer.kv_sharing_target is None
         }
 
@@ -120,6 +128,13 @@ class _GivenHidden(nn.Module):
         return self._output_type(last_hidden_state=self.hidden)
 
 
+def _in_order(
+    attention_layers: dict[str, AttentionLayer], state_layers: dict[str, StateLayer]
+) -> dict[str, AttentionLayer | StateLayer]:
+    both: dict[str, AttentionLayer | StateLayer] = {**attention_layers, **state_layers}
+    return dict(sorted(both.items(), key=lambda item: (int(item[0].split(".")[1]), item[0])))
+
+
 def adapt_model(
     model: Any,
     model_config: ModelConfig,
@@ -137,18 +152,21 @@ def adapt_model(
     with torch.inference_mode(), _few_threads(model):
         if not calls_interface(model):
             adopt_attention(model, length=max_model_len, vocab_size=model_config.vocab_size)
-        probe = AttentionProbe(model, length=max_model_len, vocab_size=model_config.vocab_size)
-        latent_layers = [index for index, layer in enumerate(model_config.layers) if layer.kind == "mla"]
-        calls, projections = with_latents(probe.calls, latent_layers)
-        _check_layers(calls, model_config, max_model_len)
-        heads = {
-            call.module: Heads(call.num_heads, call.num_kv_heads, call.head_size, call.value_size)
-            for call in calls
-            if call.shares_with is None
-        }
-        linears = [call for call in probe.seen.linears if call.linear.weight is not None]
-        replaced = replace_modules(model, probe.seen._replace(linears=linears), heads)
-        probe.check_independence()
+        mixers = examine_mixers(model, model_config)
+        with each_token_alone(mixers):
+            probe = AttentionProbe(model, length=max_model_len, vocab_size=model_config.vocab_size)
+            latent_layers = [index for index, layer in enumerate(model_config.layers) if layer.kind == "mla"]
+            calls, projections = with_latents(probe.calls, latent_layers)
+            _check_layers(calls, model_config, max_model_len)
+            heads = {
+                call.module: Heads(call.num_heads, call.num_kv_heads, call.head_size, call.value_size)
+                for call in calls
+                if call.shares_with is None
+            }
+            linears = [call for call in probe.seen.linears if call.linear.weight is not None]
+            replaced = replace_modules(model, probe.seen._replace(linears=linears), heads)
+            probe.check_independence()
+        states = bind_mixers(mixers, model_config, block_size=block_size, dtype=kv_cache_dtype)
     layers: dict[str, AttentionLayer] = {}
     for call in sorted(calls, key=lambda call: call.layer_index):
         layer = _attention_layer(
@@ -163,6 +181,7 @@ def adapt_model(
         model,
         model_config=model_config,
         attention_layers=layers,
+        state_layers=states,
         shared_layers=shared,
         weight_bytes=replaced.num_bytes + sum(tensor.nbytes for tensor in (*model.parameters(), *model.buffers())),
         probe=probe,
@@ -228,8 +247,9 @@ def _check_layers(calls: list[AttentionCall], model_config: ModelConfig, max_mod
     """Refuse unless the layers that called are those that the config names, with the properties it names."""
     called = {call.layer_index for call in calls}
     for index, layer in enumerate(model_config.layers):
-        if (layer.kind != "none") != (index in called):
-            does = "never calls" if layer.kind != "none" else "calls"
+        attends = layer.kind not in ("mamba", "none")
+        if attends != (index in called):
+            does = "never calls" if attends else "calls"
             raise UnsupportedModelError(
                 f"Layer {index} of {model_config.architecture} {does} transformers' attention interface, but its "
                 f"config makes it a layer of kind {layer.kind!r}.",

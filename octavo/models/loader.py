@@ -26,10 +26,6 @@ from octavo.models.zoo import find_model
 
 _DTYPE_NAMES = {torch.float32: "float32", torch.bfloat16: "bfloat16", torch.float16: "float16"}
 
-_UNSUPPORTED_KINDS = {
-    "mamba": "a recurrent state (Mamba or linear attention)",
-}
-
 
 def load_model(
     source: ModelSource,
@@ -50,7 +46,6 @@ def load_model(
     Raises `ModelFileError` when weights are missing, left over, misshapen or unreadable, `UnsupportedModelError`
     (naming the property) when the model cannot be computed exactly.
     """
-    _refuse_kinds(model_config)
     hf_config = read_hf_config(files)
     config, model_class = find_model(hf_config, code_folder=files.path if source.trust_remote_code else None)
     limit = source.max_model_len
@@ -92,17 +87,6 @@ def _load_weights(
     model = _build(model_class, config, dtype, gguf.parameters, files)
     _divide_rotary(model, gguf.rotary_factors)
     return model
-
-
-def _refuse_kinds(model_config: ModelConfig) -> None:
-    for index, layer in enumerate(model_config.layers):
-        if layer.kind in _UNSUPPORTED_KINDS:
-            raise UnsupportedModelError(
-                f"Layer {index} of {model_config.architecture} has {_UNSUPPORTED_KINDS[layer.kind]}, which Octavo can "
-                "plan but not yet compute.",
-                remedy="Use a model with full, sliding-window or chunked-local attention.",
-                layer=index,
-            )
 
 
 def _random_model(model_class: Any, config: Any, dtype: torch.dtype, seed: int) -> Any:

@@ -11,17 +11,25 @@ to one group at a time.
 from __future__ import annotations
 
 import mmap
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from typing import Any, NamedTuple
 
 import msgspec
 import torch
 
 from octavo.attention.backend import AttentionGroup, AttentionLayer, KVCacheView
+from octavo.attention.state import StateGroup, StateLayer, StateView
 from octavo.config import format_bytes
 from octavo.errors import BindError, ConfigError, InvariantError
+from octavo.kv.base import KVCacheSpec
 from octavo.kv.layout import LayerPlacement, StridedView, placements, slot_bytes, strided_view
-from octavo.kv.specs import KVCacheConfig
+from octavo.kv.specs import KVCacheConfig, MambaSpec
+from octavo.worker.state_memory import make_state_group, refuse_states, view_states
+
+CacheLayer = AttentionLayer | StateLayer
+CacheView = KVCacheView | StateView
+CacheGroup = AttentionGroup | StateGroup
 
 
 def allocate(config: KVCacheConfig, device: torch.device) -> list[torch.Tensor]:
@@ -47,24 +55,22 @@ def allocate(config: KVCacheConfig, device: torch.device) -> list[torch.Tensor]:
     return tensors
 
 
-def view(config: KVCacheConfig, tensors: Sequence[torch.Tensor]) -> dict[str, KVCacheView]:
+def view(config: KVCacheConfig, tensors: Sequence[torch.Tensor]) -> dict[str, CacheView]:
     """Every layer's view by name, sharing layers included (theirs is their target's, the same object).
 
-    Raises `LayoutError` for a layer without plain K and V, `InvariantError` when a view would leave its tensor or its
-    addresses differ from those that `octavo.kv.layout` gives.
+    Raises `LayoutError` for a layer without plain K and V or states, `InvariantError` when a view would leave its
+    tensor or its addresses differ from those that `octavo.kv.layout` gives.
     """
-    views: dict[str, KVCacheView] = {}
+    views: dict[str, CacheView] = {}
     for name, place in placements(config).items():
-        views[name] = _view_layer(place, config.num_blocks, tensors[place.tensor_index])
+        views[name] = _kind_of(place.spec).view(place, config.num_blocks, tensors[place.tensor_index])
     for name, target in config.shared_layers.items():
         if target in views:
             views[name] = views[target]
     return views
 
 
-def bind(
-    config: KVCacheConfig, views: Mapping[str, KVCacheView], layers: Mapping[str, AttentionLayer]
-) -> list[AttentionGroup]:
+def bind(config: KVCacheConfig, views: Mapping[str, CacheView], layers: Mapping[str, CacheLayer]) -> list[CacheGroup]:
     """Give every layer its view and its group; returns the groups, in the config's order.
 
     Raises `BindError` when the plan names a layer that the model has not, the model has one that the plan lacks, a
@@ -76,11 +82,13 @@ def bind(
     for name, layer in layers.items():
         _refuse_target(layer, config.shared_layers.get(name), placed)
         if name in placed:
-            _refuse_shape(layer, placed[name], views[name], config.num_blocks)
-    groups = [AttentionGroup(index, group.spec.block_size) for index, group in enumerate(config.groups)]
-    for name, layer in layers.items():
-        layer.kv_cache = views[name]
-        layer.group = groups[placed[config.shared_layers.get(name, name)].group_index]
+            _refuse_kind(layer, placed[name])
+            _kind_of(placed[name].spec).refuse(layer, placed[name], views[name], config.num_blocks)
+    groups = [_kind_of(group.spec).make_group(index, group.spec) for index, group in enumerate(config.groups)]
+    bound: Any
+    for name, bound in layers.items():
+        bound.kv_cache = views[name]
+        bound.group = groups[placed[config.shared_layers.get(name, name)].group_index]
     return groups
 
 
@@ -160,7 +168,15 @@ def _refuse_names(planned: set[str], loaded: set[str]) -> None:
     )
 
 
-def _refuse_target(layer: AttentionLayer, target: str | None, placed: Mapping[str, LayerPlacement]) -> None:
+def _refuse_kind(layer: CacheLayer, place: LayerPlacement) -> None:
+    if _kind_of(layer.spec) is not _kind_of(place.spec):
+        raise BindError(
+            f"{layer.name} is of kind {layer.spec.kind} in the model and of kind {place.spec.kind} in the plan.",
+            remedy="Plan again from the model that is loaded.",
+        )
+
+
+def _refuse_target(layer: CacheLayer, target: str | None, placed: Mapping[str, LayerPlacement]) -> None:
     if layer.kv_sharing_target != target:
         raise BindError(
             f"Attention layer {layer.name} reads the cache of {layer.kv_sharing_target or 'its own'} in the model, and "
@@ -195,3 +211,22 @@ def _refuse_shape(layer: AttentionLayer, place: LayerPlacement, found: KVCacheVi
             f"plan, which keeps no more.",
             remedy="Plan again from the model that is loaded.",
         )
+
+
+class _Kind(NamedTuple):
+    """How layers that keep one kind of thing are viewed, checked and grouped."""
+
+    view: Callable[[LayerPlacement, int, torch.Tensor], CacheView]
+    refuse: Callable[[Any, LayerPlacement, Any, int], None]
+    make_group: Callable[[int, Any], CacheGroup]
+
+
+_TOKENS = _Kind(_view_layer, _refuse_shape, lambda index, spec: AttentionGroup(index, spec.block_size))
+_STATES = _Kind(view_states, refuse_states, make_state_group)
+
+_KINDS: dict[type[KVCacheSpec], _Kind] = {MambaSpec: _STATES}
+"""By spec; all others keep tokens."""
+
+
+def _kind_of(spec: KVCacheSpec) -> _Kind:
+    return _KINDS.get(type(spec), _TOKENS)

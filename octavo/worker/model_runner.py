@@ -16,12 +16,13 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from octavo.attention.backend import AttentionGroup, AttentionLayer, AttentionMetadata, KVCacheView
+from octavo.attention.backend import AttentionLayer
 from octavo.kv.specs import KVCacheConfig
 from octavo.messages import ModelRunnerOutput, SchedulerOutput, TokenLogprobs
 from octavo.worker.block_table import BlockTable
+from octavo.worker.group_steps import DeviceStep, make_group_step
 from octavo.worker.input_batch import InputBatch, StepInput
-from octavo.worker.kv_memory import copy_blocks
+from octavo.worker.kv_memory import CacheGroup, CacheView, copy_blocks
 from octavo.worker.sampler import Sampler
 
 PROMPT_LOGITS_BYTES = 32 * 2**20
@@ -54,8 +55,8 @@ class ModelRunner:
         config: KVCacheConfig,
         *,
         tensors: Sequence[torch.Tensor],
-        views: dict[str, KVCacheView],
-        groups: list[AttentionGroup],
+        views: dict[str, CacheView],
+        groups: list[CacheGroup],
         device: torch.device,
         max_num_seqs: int,
         num_threads: int,
@@ -76,6 +77,9 @@ class ModelRunner:
                 max_blocks=-(-config.max_model_len // group.block_size),
             )
             for group in groups
+        ]
+        self._group_steps = [
+            make_group_step(group, table, self._to_device) for group, table in zip(groups, tables, strict=True)
         ]
         self.batch = InputBatch(num_rows=max_num_seqs, tables=tables, seed=seed)
         self._sampler = Sampler(vocab_size=model.vocab_size, num_threads=num_threads)
@@ -111,23 +115,11 @@ class ModelRunner:
 
     def _forward(self, inputs: StepInput) -> torch.Tensor:
         """Hidden states [T, hidden] of the step's tokens."""
-        query_start, seq_lens = self._to_device(inputs.query_start), self._to_device(inputs.seq_lens)
-        max_seq_len = int(inputs.seq_lens.max())
-        max_query_len = int((inputs.query_start[1:] - inputs.query_start[:-1]).max())
-        for group, table in zip(self.groups, self.batch.tables, strict=True):
-            width = -(-max_seq_len // table.block_size)
-            group.metadata = AttentionMetadata(
-                query_start=query_start,
-                seq_lens=seq_lens,
-                block_table=self._to_device(table.take(inputs.rows, width)),
-                slot_mapping=self._to_device(table.slots(inputs.token_rows, inputs.positions)),
-                num_requests=len(inputs.rows),
-                num_tokens=len(inputs.positions),
-                max_query_len=max_query_len,
-                max_seq_len=max_seq_len,
-            )
+        step = DeviceStep.of(inputs, self._to_device)
+        for group_step in self._group_steps:
+            group_step.begin(step)
         return self._model.forward(
-            self._to_device(inputs.token_ids), self._to_device(inputs.positions), query_start, seq_lens
+            self._to_device(inputs.token_ids), self._to_device(inputs.positions), step.query_start, step.seq_lens
         )
 
     def _logprobs(

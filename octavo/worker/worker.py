@@ -95,7 +95,7 @@ class Worker:
             "load_model",
             load,
             lambda model: (
-                f"{len(model.attention_layers)} attention layers on {backend.name}, "
+                f"{len(model.attention_layers)} attention layers on {backend.name}, {_states(model)}"
                 f"{format_bytes(model.weight_bytes)} of weights"
             ),
             lambda model: {"attention_backend": backend.name, "weight_bytes": model.weight_bytes},
@@ -136,7 +136,7 @@ class Worker:
 
         self._stage("compile_attention", compile_attention, lambda count: f"{count} layers")
         self._stage("first_steps", lambda: run_warm_up(runner), lambda count: f"{count} steps")
-        for layer in model.attention_layers.values():
+        for layer in model.cache_layers.values():
             layer.num_calls = 0
 
     def execute_model(self, step: SchedulerOutput) -> ModelRunnerOutput:
@@ -146,7 +146,7 @@ class Worker:
     def shutdown(self) -> None:
         """Let go of model and cache. May be called twice."""
         if self._model is not None:
-            for layer in self._model.attention_layers.values():
+            for layer in self._model.cache_layers.values():
                 layer.kv_cache, layer.group = None, None
         self._runner, self._model = None, None
         self._tensors = []
@@ -165,8 +165,8 @@ class Worker:
         )
         groups = self._stage(
             "bind_kv_cache",
-            lambda: kv_memory.bind(config, views, model.attention_layers),
-            lambda made: f"{len(model.attention_layers)} layers in {len(made)} groups",
+            lambda: kv_memory.bind(config, views, model.cache_layers),
+            lambda made: f"{len(model.cache_layers)} layers in {len(made)} groups",
         )
         runner = ModelRunner(
             model,
@@ -193,7 +193,7 @@ class Worker:
         run_largest(runner, num_tokens=num_tokens, num_requests=scheduler.max_num_seqs)
         needed = torch.cuda.max_memory_allocated(self._device) - before
         del runner, tensors
-        for layer in self._loaded().attention_layers.values():
+        for layer in self._loaded().cache_layers.values():
             layer.kv_cache, layer.group = None, None
         torch.cuda.empty_cache()
         return needed
@@ -228,6 +228,10 @@ class Worker:
         if self._runner is None:
             raise InvariantError(f"rank {self.global_rank} was asked to run before initialize_from_config")
         return self._runner
+
+
+def _states(model: LoadedModel) -> str:
+    return f"{len(model.state_layers)} layers with a state, " if model.state_layers else ""
 
 
 def _name(dtype: torch.dtype) -> str:

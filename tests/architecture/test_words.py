@@ -10,16 +10,17 @@ from collections.abc import Iterator
 from tools.imports import ROOT, sources
 
 _EVERYDAY_WORDS = """
-architecture array attention auto batch bind bound bucket cache cached call chat client codec computed config
-core counts cross data decoder demo detokenizer element encoder engine entry environment error facts fast field
-fields figures file files finish fit float fold full fused gated heads hook incremental info input invariant job
-kernel keyword kind kinds kv layer library limit linear list lm loaded local log logprob logprobs lookup manager
-marks mask memory meta metadata meter metrics model new no norm open options output outputs override packed
-parallel parameters params part parts path piece placement plain prepared probe processor question queue raw
-reason record recorder reference replaced report retained row rows rules run runnable runner running sampler
-sampling scheduler scratch screen search seen segment sentence sequence sink sliding small source special
-splitting stages state static stats status stop strided strings table task team template text thread tile token
-tokenizer tokens too type unsupported update vector vocabulary weight weights work worker wrapper
+aligned architecture argument array attention auto batch bind bound bucket cache cached call chat client codec
+computed config convolution core counts cross data decoder demo detokenizer device element encoder engine entry
+environment error facts fast field fields figures file files finish fit float fold full fused gated heads hook
+incremental info input invariant job kernel keyword kind kinds kv layer library limit linear list lm loaded local
+log logprob logprobs lookup manager marks mask memory meta metadata meter metrics mixer model new no norm open
+options output outputs override packed paged parallel parameters params part parts path piece placement plain
+prepared probe probed processor question queue raw reason record recorder recurrence reference replaced report
+retained row rows rules run runnable runner running sampler sampling scheduler scratch screen search seen segment
+sentence sequence sink sliding small source special splitting stages state static stats status stop strided strings
+table task team template text thread tile token tokenizer tokens too type unsupported update vector vocabulary
+weight weights work worker wrapper
 """
 """Words in everyday use, or in the everyday use of the field, that need no entry in the glossary."""
 

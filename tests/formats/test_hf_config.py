@@ -59,7 +59,9 @@ def test_published_models_give_the_reference_engines_specs(name: str) -> None:
     for spec, their in zip(specs.values(), theirs, strict=True):
         if isinstance(spec, MambaSpec):
             assert their["kind"] == "mamba"
-            assert ([*map(list, spec.shapes)], list(spec.dtypes)) == (their["shapes"], their["dtypes"])
+            assert [*map(list, spec.shapes)] == their["shapes"]
+            # transformers keeps every recurrence in float32, the reference engine only some (docs/decisions/0017).
+            assert spec.dtypes == ("bfloat16", "float32")
         elif isinstance(spec, MLASpec):
             assert (their["kind"], spec.latent_size) == ("mla", their["head_size"])
             assert spec.value_size == CONFIGS[name]["kv_lora_rank"]
@@ -153,8 +155,7 @@ def test_the_longest_sequence(config: dict[str, Any], length: int) -> None:
         ({"model_type": "bart"}, "is_encoder_decoder", "encoder"),
         ({"model_type": "gemma3_text", "use_bidirectional_attention": True}, "use_bidirectional_attention", "later"),
         ({"model_type": "deepseek_v32"}, "index_head_dim", "index"),
-        ({"model_type": "falcon_h1"}, "layer_types", "'hybrid'"),
-        ({"model_type": "minimax"}, "layer_types", "state is not known"),
+        ({"model_type": "zaya"}, "layer_types", "state is not known"),
         ({"model_type": "reformer"}, "attn_layers", "buckets"),
         ({"model_type": "rwkv"}, "rescale_every", "state"),
         ({"model_type": "big_bird", "is_decoder": True}, "attention_type", "blocks"),

@@ -40,7 +40,7 @@ def test_each_kind_has_its_spec() -> None:
         "layers.1": SlidingWindowSpec(window=7, **PLAIN),
         "layers.2": ChunkedLocalSpec(chunk=9, **PLAIN),
         "layers.3": MLASpec(block_size=16, latent_size=576, value_size=512, dtype="float16"),
-        "layers.4": MambaSpec(block_size=16, shapes=((3, 8), (2, 4)), dtypes=("float16", "float32")),
+        "layers.4": MambaSpec(block_size=16, shapes=((3, 8), (2, 4)), dtypes=("float16", "float32"), cache_mode="auto"),
     }
     assert shared == {"layers.6": "layers.1"}
 
@@ -68,3 +68,9 @@ def test_a_state_cannot_be_divided_yet() -> None:
     layer = LayerConfig(kind="mamba", state_shapes=((3, 8),), state_dtypes=("auto",))
     with pytest.raises(UnsupportedModelError, match="cannot be divided over 2 ranks"):
         kv_cache_specs(model(layer), block_size=16, dtype="bfloat16", tensor_parallel_size=2)
+
+
+def test_a_layer_with_attention_and_a_state_has_two_specs() -> None:
+    layer = LayerConfig(kind="full", state_shapes=((3, 8),), state_dtypes=("auto",), **SIZES)
+    specs, _ = kv_cache_specs(model(layer), block_size=16, dtype="float16")
+    assert [(name, spec.kind) for name, spec in specs.items()] == [("layers.0", "full"), ("layers.0.state", "mamba")]

@@ -13,7 +13,7 @@ def fields(model_type: str, **values: Any) -> ConfigFields:
     return ConfigFields(values, model_type, config_table()[model_type])
 
 
-# The first three are what the reference engine reports for these models (oracle/cases.json).
+# The shapes of the first three are those that the reference engine reports for these models (oracle/cases.json).
 @pytest.mark.parametrize(
     ("model_type", "values", "expected"),
     [
@@ -26,12 +26,12 @@ def fields(model_type: str, **values: Any) -> ConfigFields:
                 "linear_value_head_dim": 128,
                 "linear_conv_kernel_dim": 4,
             },
-            State(((3, 8192), (32, 128, 128)), ("auto", "auto")),
+            State(((3, 8192), (32, 128, 128)), ("auto", "float32")),
         ),
         (
             "jamba",
             {"hidden_size": 4096, "mamba_expand": 2, "mamba_d_state": 16, "mamba_d_conv": 4},
-            State(((3, 8192), (8192, 16)), ("auto", "auto")),
+            State(((3, 8192), (8192, 16)), ("auto", "float32")),
         ),
         (
             "granitemoehybrid",
@@ -49,7 +49,7 @@ def fields(model_type: str, **values: Any) -> ConfigFields:
         (
             "mamba",
             {"hidden_size": 768, "expand": 2, "state_size": 16, "conv_kernel": 4},
-            State(((3, 1536), (1536, 16)), ("auto", "auto")),
+            State(((3, 1536), (1536, 16)), ("auto", "float32")),
         ),
         (
             "mamba2",
@@ -61,6 +61,17 @@ def fields(model_type: str, **values: Any) -> ConfigFields:
             {"mamba_num_heads": 8, "mamba_head_dim": 4, "n_groups": 2, "ssm_state_size": 16, "conv_kernel": 4},
             State(((3, 96), (8, 4, 16)), ("auto", "float32")),
         ),
+        (
+            "zamba2",
+            {"hidden_size": 2560, "mamba_expand": 2, "n_mamba_heads": 80, "mamba_d_state": 64, "mamba_ngroups": 1},
+            State(((3, 5248), (80, 64, 64)), ("auto", "float32")),
+        ),
+        (
+            "kimi_linear",
+            {"linear_attn_config": {"num_heads": 32, "head_dim": 128, "short_conv_kernel_size": 4}},
+            State(((3, 12288), (32, 128, 128)), ("auto", "float32")),
+        ),
+        ("minimax", {"num_attention_heads": 64, "head_dim": 128}, State(((64, 128, 128),), ("auto",))),
         ("recurrent_gemma", {"hidden_size": 2560}, State(((3, 2560), (2560,)), ("auto", "float32"))),
     ],
 )
@@ -74,5 +85,5 @@ def test_a_short_convolution_keeps_its_last_inputs_alone() -> None:
 
 def test_an_unknown_family_is_refused_by_name() -> None:
     with pytest.raises(UnsupportedModelError, match="layer_types") as caught:
-        linear_state(fields("minimax"))
+        linear_state(fields("llama"))
     assert "state is not known" in str(caught.value)

@@ -130,7 +130,10 @@ def test_a_config_alone_needs_dummy_weights(saved: Path) -> None:
     ("layer", "message"),
     [
         (LayerConfig(kind="mla", head_size=16), "Layer 3 has latent attention, but attends to other K and V"),
-        (LayerConfig(kind="mamba"), "Layer 3 of llama has a recurrent state"),
+        (
+            LayerConfig(kind="mamba", state_shapes=((3, 8),), state_dtypes=("auto",)),
+            "Layer 3 .* keeps no state in a cache",
+        ),
         (LayerConfig(kind="chunked_local", chunk=8, num_kv_heads=2, head_size=8), "Layer 3 .* chunks of 8 tokens, but"),
     ],
 )

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from octavo.attention.backend import AttentionBackend, AttentionLayer, AttentionMetadata, KVCacheView
+from octavo.attention.state import StateLayer
 from octavo.attention.torch_reference import TorchReference, first_position
 from octavo.kv.specs import AttentionSpec, LayerSpec
 
@@ -88,6 +89,14 @@ class RecallingModel:
                 window=getattr(spec, "window", None),
                 kv_sharing_target=self.shared_layers.get(name),
             )
+
+    @property
+    def state_layers(self) -> dict[str, StateLayer]:
+        return {}
+
+    @property
+    def cache_layers(self) -> dict[str, AttentionLayer]:
+        return self.attention_layers
 
     @property
     def windows(self) -> list[int | None]:

@@ -18,7 +18,6 @@ from octavo.kv.specs import (
     FullAttentionSpec,
     KVCacheConfig,
     LayerSpec,
-    MambaSpec,
     MLASpec,
     SlidingWindowSpec,
 )
@@ -155,9 +154,9 @@ def test_addresses_that_differ_from_the_layout_are_a_bug(monkeypatch: pytest.Mon
 
 
 def test_a_layer_without_plain_keys_and_values_is_refused() -> None:
-    state = MambaSpec(block_size=8, shapes=((4, 4),), dtypes=("float32",))
-    config = plan([state])
-    with pytest.raises((InvariantError, LayoutError), match="K and V"):
+    packed = FullAttentionSpec(block_size=8, num_kv_heads=1, head_size=4, dtype="int8", packed_head_bytes=12)
+    config = plan([packed])
+    with pytest.raises(LayoutError, match="K and V"):
         view(config, allocate(config, CPU))
 
 

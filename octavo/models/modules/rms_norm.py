@@ -8,6 +8,7 @@ Llama) or after (as in OLMo 2 and Gemma). Sums and products are float32 in all o
 from __future__ import annotations
 
 import ctypes
+import inspect
 import math
 from collections.abc import Callable
 from functools import cache
@@ -158,6 +159,11 @@ class FastRMSNorm(nn.Module):
         self._strides: tuple[int, ...] = ()
         self._heads_first = False
 
+    @property
+    def weight(self) -> torch.Tensor:
+        """That of the module it replaces, for code that looks at it."""
+        return self._plain[0].get_parameter("weight")
+
     def forward(self, rows: torch.Tensor) -> torch.Tensor:
         if rows.dtype is not self._dtype:
             plain_result: torch.Tensor = self._plain[0](rows)
@@ -206,7 +212,8 @@ def _leading_dimensions(rows: torch.Tensor) -> list[tuple[int, int]]:
 
 
 class RMSNormKinds:
-    """Knows RMSNorm modules by their tensors (one vector `weight`, nothing else) and by what they make of random rows.
+    """Knows RMSNorm modules by their tensors (one parameter, the vector `weight`), their one argument, and by what they
+    make of random rows.
 
     Owns: which variant each module class turned out to be, so that its next instance is tried as that first.
     """
@@ -220,6 +227,10 @@ class RMSNormKinds:
         tensors = [*module.parameters(), *module.buffers()]
         if len(tensors) != 1 or tensors[0] is not weight or weight.dim() != 1 or list(module.children()):
             return None
+        if not isinstance(weight, nn.Parameter):
+            return None  # Ones that stand for no weight: rows may be of another size.
+        if len(inspect.signature(module.forward).parameters) != 1:
+            return None  # It may be given more than rows, a gate for instance.
         epsilons = [value for value in vars(module).values() if isinstance(value, float) and 0 < value < 1e-2]
         if weight.device.type != "cpu" or weight.dtype not in _ELEMENTS or len(epsilons) != 1:
             return None
