@@ -78,11 +78,15 @@ class WrittenMemory:
         self.slots.update(content)
 
     def keeps(self, request: Request, num_tokens: int) -> bool:
-        """Whether the request's tables still hold all that the token at `num_tokens` reads of those before it."""
-        return all(
-            all(table[place // spec.block_size] for place in range(first_read(spec, num_tokens), num_tokens))
-            for spec, table in zip(self.specs, self._tables(request), strict=True)
-        )
+        """Whether the request's tables still hold all that the token at `num_tokens` reads of those before it, and the
+        block that it is written into where that has begun."""
+        for spec, table in zip(self.specs, self._tables(request), strict=True):
+            places = {seen // spec.block_size for seen in range(first_read(spec, num_tokens), num_tokens)}
+            if num_tokens % spec.block_size:
+                places.add(num_tokens // spec.block_size)
+            if not all(table[place] for place in places):
+                return False
+        return True
 
     def read(self, request: Request, positions: Iterable[int]) -> None:
         """The tokens at `positions` read what their kinds of attention read, and must find their own prefix."""
