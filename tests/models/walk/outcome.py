@@ -25,7 +25,7 @@ from tests.parity.reference import Greedy, count_excused, greedy
 BLOCK_SIZE = 4
 NUM_TOKENS = 8
 MAX_MODEL_LEN = 64
-STEP_TOKENS = 30
+STEP_TOKENS = 40
 """Tokens of one step: the lone prompt fits, the mixed batch's longest one and all together do not."""
 
 SPREADS = (0.15, 0.3, 0.5, 0.08, 1.0)
@@ -87,8 +87,8 @@ def make_prompts() -> list[list[int]]:
     def tokens(length: int) -> list[int]:
         return [generator.randrange(FIRST_TOKEN, VOCAB_SIZE) for _ in range(length)]
 
-    alone = tokens(25)
-    prompts = [alone, alone[:17] + tokens(6), tokens(41), tokens(3), tokens(14)]
+    alone = tokens(37)
+    prompts = [alone, alone + tokens(6), tokens(49), tokens(3), tokens(14)]
     assert len(alone) > 3 * max(WINDOW, CHUNK)
     assert max(map(len, prompts)) + NUM_TOKENS <= MAX_MODEL_LEN
     assert len(alone) <= STEP_TOKENS < len(prompts[2])
@@ -150,7 +150,7 @@ class _Run:
         """Every layer that has a cache, its own or another's, went through it."""
         specs, shared = kv_cache_specs(self._core.model_config, block_size=BLOCK_SIZE, dtype="float32")
         (rank,) = self._executor._workers
-        calls = {name: layer.num_calls for name, layer in rank._made()._model.attention_layers.items()}
+        calls = {name: layer.num_calls for name, layer in rank._made()._model.cache_layers.items()}
         assert set(calls) == {*specs, *shared}
         assert all(calls.values()), calls
 
