@@ -26,8 +26,8 @@ class Ended(NamedTuple):
     err: str
     seconds: float
     peak_rss_bytes: int
-    """Sum over the process and its descendants of the most that each has had resident: exact for one process, an upper
-    bound for several, which need not have peaked together."""
+    """Most that the process and its descendants had resident together when they were looked at, every 0.1 s, and at
+    least the most that any one of them had. Pages that several share count for each."""
 
 
 def run_process(
@@ -53,7 +53,7 @@ def run_process(
             process.wait()
         for file in (out, err):
             file.seek(0)
-        return Ended(code, out.read(), err.read(), seconds, sum(watch.peaks.values()))
+        return Ended(code, out.read(), err.read(), seconds, watch.peak)
 
 
 def end_children_when_terminated() -> None:
@@ -77,10 +77,10 @@ def run_shown(command: Sequence[str], cwd: Path, timeout_s: float) -> int | None
 
 
 class _MemoryWatch:
-    """Looks at a process and its descendants now and then. Owns: the peak of each, by process id."""
+    """Looks at a process and its descendants now and then. Owns: the most they have had, in bytes."""
 
     def __init__(self, pid: int) -> None:
-        self.peaks: dict[int, int] = {}
+        self.peak = 0
         self._pid = pid
         self._done = threading.Event()
         self._thread = threading.Thread(target=self._watch, daemon=True)
@@ -92,10 +92,9 @@ class _MemoryWatch:
 
     def _watch(self) -> None:
         while not self._done.wait(POLL_SECONDS):
-            for pid in family(self._pid):
-                peak = peak_rss(pid)
-                if peak:
-                    self.peaks[pid] = max(self.peaks.get(pid, 0), peak)
+            found = [_memory(pid) for pid in family(self._pid)]
+            together = sum(now for now, _ in found)
+            self.peak = max(self.peak, together, *(most for _, most in found))
 
 
 def family(pid: int) -> list[int]:
@@ -112,10 +111,15 @@ def family(pid: int) -> list[int]:
 
 def peak_rss(pid: int) -> int:
     """Most bytes that a process has had resident; 0 when it is gone."""
-    try:
+    return _memory(pid)[1]
+
+
+def _memory(pid: int) -> tuple[int, int]:
+    """(bytes resident now, the most there were); zeros when the process is gone."""
+    found = {"VmRSS": 0, "VmHWM": 0}
+    with contextlib.suppress(OSError):
         for line in Path(f"/proc/{pid}/status").read_text("utf-8").splitlines():
-            if line.startswith("VmHWM:"):
-                return int(line.split()[1]) * 1024
-    except OSError:
-        pass
-    return 0
+            name, _, value = line.partition(":")
+            if name in found:
+                found[name] = int(value.split()[0]) * 1024
+    return found["VmRSS"], found["VmHWM"]
