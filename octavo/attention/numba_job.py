@@ -18,6 +18,7 @@ import numpy as np
 from octavo.attention.numba_emit import LINE
 from octavo.attention.numba_memory import get_int32, get_int64, put_int64
 from octavo.attention.numba_vectors import compiled
+from octavo.attention.numba_write import CACHE_FIELDS
 
 SEGMENT = 64
 """Positions of a segment."""
@@ -59,19 +60,8 @@ STEP_FIELDS = (
 while a kernel runs. `counters` holds, per request, how many units of a split one are done; 0 between calls."""
 
 LAYER_FIELDS = (
-    "keys",
-    "key_block_bytes",
-    "key_token_bytes",
-    "key_head_bytes",
-    "values",
-    "value_block_bytes",
-    "value_token_bytes",
-    "value_head_bytes",
-    "block_size",
-    "num_kv_heads",
+    *CACHE_FIELDS,
     "group_size",
-    "size",
-    "value_size",
     "window",
     "chunk",
     "sinks",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from octavo.config import LayerConfig, ModelConfig, layer_name, state_name
 from octavo.errors import ConfigError, UnsupportedModelError
 from octavo.kv.specs import ChunkedLocalSpec, FullAttentionSpec, LayerSpec, MambaSpec, MLASpec, SlidingWindowSpec
@@ -37,32 +39,18 @@ def kv_cache_specs(
 def _layer_spec(layer: LayerConfig, block_size: int, dtype: str, num_ranks: int) -> LayerSpec:
     if layer.kind == "mla":
         return MLASpec(block_size=block_size, latent_size=layer.head_size, value_size=layer.head_size_v, dtype=dtype)
-    num_kv_heads = kv_heads_per_rank(layer.num_kv_heads, num_ranks)
+    sizes: dict[str, Any] = {
+        "block_size": block_size,
+        "num_kv_heads": kv_heads_per_rank(layer.num_kv_heads, num_ranks),
+        "head_size": layer.head_size,
+        "head_size_v": layer.head_size_v,
+        "dtype": dtype,
+    }
     if layer.kind == "sliding_window" and layer.window is not None:
-        return SlidingWindowSpec(
-            block_size=block_size,
-            num_kv_heads=num_kv_heads,
-            head_size=layer.head_size,
-            head_size_v=layer.head_size_v,
-            dtype=dtype,
-            window=layer.window,
-        )
+        return SlidingWindowSpec(**sizes, window=layer.window)
     if layer.kind == "chunked_local" and layer.chunk is not None:
-        return ChunkedLocalSpec(
-            block_size=block_size,
-            num_kv_heads=num_kv_heads,
-            head_size=layer.head_size,
-            head_size_v=layer.head_size_v,
-            dtype=dtype,
-            chunk=layer.chunk,
-        )
-    return FullAttentionSpec(
-        block_size=block_size,
-        num_kv_heads=num_kv_heads,
-        head_size=layer.head_size,
-        head_size_v=layer.head_size_v,
-        dtype=dtype,
-    )
+        return ChunkedLocalSpec(**sizes, chunk=layer.chunk)
+    return FullAttentionSpec(**sizes)
 
 
 def kv_heads_per_rank(num_kv_heads: int, num_ranks: int) -> int:

@@ -13,7 +13,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
@@ -35,6 +35,26 @@ Expansion = Callable[[torch.Tensor, torch.Tensor], tuple[torch.Tensor, torch.Ten
 """(K, V), each [1, heads, tokens, size], of latents and rotary parts, each [1, 1, tokens, size]."""
 
 
+class AttentionInput(NamedTuple):
+    """What a module hands to attention, in transformers' order.
+
+    query [1, heads, tokens, size], key [1, KV heads, tokens, size], value [1, KV heads, tokens, value size]; as rows:
+    [tokens, heads, size] and so on.
+    """
+
+    module: nn.Module
+    query: torch.Tensor
+    key: torch.Tensor
+    value: torch.Tensor
+    mask: torch.Tensor | None
+    options: dict[str, Any]
+
+    def own_values(self) -> torch.Tensor:
+        """[1, tokens, heads, value size]: for each query the value of its own token, what a look at a model answers."""
+        group_size = self.query.shape[1] // self.value.shape[1]
+        return self.value.repeat_interleave(group_size, dim=1).transpose(1, 2).contiguous()
+
+
 class AttentionHook(ABC):
     """What an attention module's call becomes."""
 
@@ -43,29 +63,13 @@ class AttentionHook(ABC):
         return None
 
     @abstractmethod
-    def attend(
-        self,
-        module: nn.Module,
-        query: torch.Tensor,
-        key: torch.Tensor,
-        value: torch.Tensor,
-        mask: torch.Tensor | None,
-        options: dict[str, Any],
-    ) -> torch.Tensor:
-        """[1, tokens, heads, value size] from tensors of shape [1, heads, tokens, size]."""
+    def attend(self, given: AttentionInput) -> torch.Tensor:
+        """[1, tokens, heads, value size]."""
 
-    def attend_rows(
-        self,
-        module: nn.Module,
-        query: torch.Tensor,
-        key: torch.Tensor,
-        value: torch.Tensor,
-        mask: torch.Tensor | None,
-        options: dict[str, Any],
-    ) -> torch.Tensor:
-        """[tokens, heads, value size] from tensors of shape [tokens, heads, size]."""
-        query, key, value = (part.transpose(0, 1).unsqueeze(0) for part in (query, key, value))
-        return self.attend(module, query, key, value, mask, options)[0]
+    def attend_rows(self, given: AttentionInput) -> torch.Tensor:
+        """[tokens, heads, value size]; the tensors are rows, [tokens, heads, size]."""
+        query, key, value = (part.transpose(0, 1).unsqueeze(0) for part in (given.query, given.key, given.value))
+        return self.attend(given._replace(query=query, key=key, value=value))[0]
 
 
 class BoundAttention(AttentionHook):
@@ -74,30 +78,14 @@ class BoundAttention(AttentionHook):
     def __init__(self, layer: AttentionLayer) -> None:
         self.layer = layer
 
-    def attend(
-        self,
-        module: nn.Module,
-        query: torch.Tensor,
-        key: torch.Tensor,
-        value: torch.Tensor,
-        mask: torch.Tensor | None,
-        options: dict[str, Any],
-    ) -> torch.Tensor:
-        layer = self.layer
-        if layer.kv_sharing_target is not None:
-            return layer.forward(query[0].transpose(0, 1), None, None).unsqueeze(0)
-        return layer.forward(query[0].transpose(0, 1), key[0].transpose(0, 1), value[0].transpose(0, 1)).unsqueeze(0)
+    def attend(self, given: AttentionInput) -> torch.Tensor:
+        query, key, value = (part[0].transpose(0, 1) for part in (given.query, given.key, given.value))
+        if self.layer.kv_sharing_target is not None:
+            return self.layer.forward(query, None, None).unsqueeze(0)
+        return self.layer.forward(query, key, value).unsqueeze(0)
 
-    def attend_rows(
-        self,
-        module: nn.Module,
-        query: torch.Tensor,
-        key: torch.Tensor,
-        value: torch.Tensor,
-        mask: torch.Tensor | None,
-        options: dict[str, Any],
-    ) -> torch.Tensor:
-        return self.layer.forward(query, key, value)
+    def attend_rows(self, given: AttentionInput) -> torch.Tensor:
+        return self.layer.forward(given.query, given.key, given.value)
 
 
 def set_hook(module: nn.Module, hook: AttentionHook) -> None:
@@ -150,7 +138,7 @@ def attention_forward(
 
     Raises `UnsupportedModelError` when a module calls that did not call while the model was examined.
     """
-    return hook_of(module).attend(module, query, key, value, attention_mask, options), None
+    return hook_of(module).attend(AttentionInput(module, query, key, value, attention_mask, options)), None
 
 
 def _probe_mask(*, mask_function: Any, **arguments: Any) -> torch.Tensor | None:

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from octavo.errors import UnsupportedModelError
-from octavo.models.attention_interface import AttentionHook, Expansion, expansion_of, mask_function_of
+from octavo.models.attention_interface import AttentionHook, AttentionInput, Expansion, expansion_of, mask_function_of
 from octavo.models.mask_kind import MaskKind, find_mask_kind
 from octavo.models.transformers_api import ALL_ATTENTION_FUNCTIONS
 
@@ -81,15 +81,8 @@ class Recorder(AttentionHook):
 
         return watched
 
-    def attend(
-        self,
-        module: nn.Module,
-        query: torch.Tensor,
-        key: torch.Tensor,
-        value: torch.Tensor,
-        mask: torch.Tensor | None,
-        options: dict[str, Any],
-    ) -> torch.Tensor:
+    def attend(self, given: AttentionInput) -> torch.Tensor:
+        module, query, key, value, mask, options = given
         _check_shapes(module, query, key, value, self._num_tokens)
         call = AttentionCall(
             module=module,
@@ -113,8 +106,7 @@ class Recorder(AttentionHook):
         if call.mask is not None and mask is not None:
             _check_arithmetic(call, mask, options)
         self.calls.append(call)
-        group_size = call.num_heads // call.num_kv_heads
-        return value.repeat_interleave(group_size, dim=1).transpose(1, 2).contiguous()
+        return given.own_values()
 
     def _layer_index(self, module: nn.Module, options: dict[str, Any]) -> int:
         index = options.get("layer_index", getattr(module, "layer_idx", None))

@@ -24,7 +24,7 @@ from torch import nn
 
 from octavo.attention.backend import AttentionLayer
 from octavo.errors import UnsupportedModelError
-from octavo.models.attention_interface import AttentionHook, Expansion, expansion_of
+from octavo.models.attention_interface import AttentionHook, AttentionInput, Expansion, expansion_of
 from octavo.models.attention_recorder import AttentionCall
 
 _NUM_TRIALS = 8
@@ -168,17 +168,9 @@ class BoundLatentAttention(AttentionHook):
     def expansion(self, module: nn.Module) -> Expansion:
         return _leave_as_it_is
 
-    def attend(
-        self,
-        module: nn.Module,
-        query: torch.Tensor,
-        key: torch.Tensor,
-        value: torch.Tensor,
-        mask: torch.Tensor | None,
-        options: dict[str, Any],
-    ) -> torch.Tensor:
-        latent = torch.cat([key, value], 3)[0].transpose(0, 1)
-        sums = self.layer.forward(self.projection.absorb(query[0].transpose(0, 1)), latent, None)
+    def attend(self, given: AttentionInput) -> torch.Tensor:
+        latent = torch.cat([given.key, given.value], 3)[0].transpose(0, 1)
+        sums = self.layer.forward(self.projection.absorb(given.query[0].transpose(0, 1)), latent, None)
         return self.projection.raise_sums(sums).unsqueeze(0)
 
 

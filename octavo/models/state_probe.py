@@ -22,7 +22,7 @@ from torch import nn
 from octavo.attention.state import StateBatch, StateGroup, StateLayer, StateMetadata, StateView
 from octavo.errors import UnsupportedModelError
 from octavo.kv.specs import MambaSpec
-from octavo.models.attention_interface import AttentionHook, clear_hook, set_hook
+from octavo.models.attention_interface import AttentionHook, AttentionInput, clear_hook, set_hook
 from octavo.models.call_cache import CallCache
 from octavo.models.state_mixer import CacheArgument, ConvolutionState, Mixer, PagedMixer, RecurrenceState
 from octavo.models.transformers_api import PreTrainedModel
@@ -160,16 +160,8 @@ class ProbedMixer:
 class _Passing(AttentionHook):
     """Answers attention with the values, so that a forward goes through. Owns, never: nothing."""
 
-    def attend(
-        self,
-        module: nn.Module,
-        query: torch.Tensor,
-        key: torch.Tensor,
-        value: torch.Tensor,
-        mask: torch.Tensor | None,
-        options: dict[str, Any],
-    ) -> torch.Tensor:
-        return value.repeat_interleave(query.shape[1] // value.shape[1], dim=1).transpose(1, 2).contiguous()
+    def attend(self, given: AttentionInput) -> torch.Tensor:
+        return given.own_values()
 
 
 def _watch(

@@ -15,7 +15,7 @@ from transformers.masking_utils import (
 from transformers.models.llama import modeling_llama
 
 from octavo.errors import UnsupportedModelError
-from octavo.models.attention_interface import PROBE_NAME
+from octavo.models.attention_interface import PROBE_NAME, AttentionInput
 from octavo.models.attention_recorder import Recorder
 from octavo.models.mask_kind import MaskKind
 
@@ -51,7 +51,7 @@ def recorder() -> Recorder:
 def attend(
     into: Recorder, *given: torch.Tensor, layer: int = 0, mask: Any = causal_mask_function, **options: Any
 ) -> Any:
-    return into.attend(module(layer), *given, mask_of(mask), {"scaling": 0.25} | options)  # type: ignore[arg-type]
+    return into.attend(AttentionInput(module(layer), *given, mask_of(mask), {"scaling": 0.25} | options))
 
 
 def test_a_call_is_written_down() -> None:
@@ -72,7 +72,7 @@ def test_the_answer_is_each_token_s_own_value() -> None:
 
 def test_the_default_scale_is_that_of_the_head_size() -> None:
     seen = Recorder(num_tokens=TOKENS, mask_length=None)
-    seen.attend(module(), *tensors(), None, {})  # type: ignore[arg-type]
+    seen.attend(AttentionInput(module(), *tensors(), None, {}))
     assert seen.calls[0].scale == pytest.approx(SIZE**-0.5)
 
 
@@ -96,7 +96,7 @@ def test_heads_that_form_no_groups_are_refused() -> None:
 
 def test_a_module_that_does_not_know_its_layer_is_refused() -> None:
     with pytest.raises(UnsupportedModelError, match="does not know its own layer_idx"):
-        recorder().attend(module(None), *tensors(), mask_of(causal_mask_function), {})  # type: ignore[arg-type]
+        recorder().attend(AttentionInput(module(None), *tensors(), mask_of(causal_mask_function), {}))
 
 
 def test_a_second_call_of_one_layer_is_refused() -> None:
@@ -109,9 +109,9 @@ def test_a_second_call_of_one_layer_is_refused() -> None:
 def test_masks_that_transformers_did_not_make_are_refused() -> None:
     foreign = torch.zeros(1, 1, TOKENS, TOKENS)
     with pytest.raises(UnsupportedModelError, match="computes its attention mask or a bias itself"):
-        recorder().attend(module(), *tensors(), foreign, {})  # type: ignore[arg-type]
+        recorder().attend(AttentionInput(module(), *tensors(), foreign, {}))
     with pytest.raises(UnsupportedModelError, match="sees later tokens"):
-        recorder().attend(module(), *tensors(), None, {})  # type: ignore[arg-type]
+        recorder().attend(AttentionInput(module(), *tensors(), None, {}))
 
 
 def test_unknown_tensors_are_refused_and_harmless_ones_are_not() -> None:

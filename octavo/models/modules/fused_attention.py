@@ -18,7 +18,7 @@ from torch import nn
 from octavo.attention.numba_cpu import element_of
 from octavo.attention.numba_kernels import vector_paths
 from octavo.attention.numba_memory import Record
-from octavo.models.attention_interface import AttentionHook, clear_hook, hook_of, set_hook
+from octavo.models.attention_interface import AttentionHook, AttentionInput, clear_hook, hook_of, set_hook
 from octavo.models.modules.rms_norm import FastRMSNorm
 from octavo.models.modules.row_kernels import ROTATE_JOB, TEAM, num_threads_for, rotate_kernel
 from octavo.models.modules.trial import differs, trial_rows
@@ -99,7 +99,7 @@ class FusedAttention(nn.Module):
         query = joint.as_strided((num_tokens, num_heads, size), (row, size, 1), queries)
         key = joint.as_strided((num_tokens, num_kv_heads, size), (row, size, 1), keys)
         value = joint.as_strided((num_tokens, num_kv_heads, value_size), (row, value_size, 1), values)
-        attended = hook_of(self).attend_rows(self, query, key, value, attention_mask, options)
+        attended = hook_of(self).attend_rows(AttentionInput(self, query, key, value, attention_mask, options))
         return self.output(attended.view(1, num_tokens, -1)), None
 
     def _rotate(self, joint: torch.Tensor, angles: tuple[torch.Tensor, torch.Tensor] | None) -> None:
@@ -125,17 +125,9 @@ class _Trial(AttentionHook):
     def __init__(self) -> None:
         self.seen: tuple[torch.Tensor, ...] = ()
 
-    def attend(
-        self,
-        module: nn.Module,
-        query: torch.Tensor,
-        key: torch.Tensor,
-        value: torch.Tensor,
-        mask: torch.Tensor | None,
-        options: dict[str, Any],
-    ) -> torch.Tensor:
-        self.seen = (query.clone(), key.clone(), value.clone())
-        return value.repeat_interleave(query.shape[1] // key.shape[1], dim=1).transpose(1, 2).contiguous()
+    def attend(self, given: AttentionInput) -> torch.Tensor:
+        self.seen = (given.query.clone(), given.key.clone(), given.value.clone())
+        return given.own_values()
 
 
 def faster_attention(
