@@ -258,7 +258,9 @@ def _head_size(fields: ConfigFields, index: int) -> int:
     size = fields.whole("head_dim") or fields.whole("kv_channels")
     if size:
         return size
-    return fields.positive("hidden_size") // fields.positive("num_attention_heads")
+    # Classes that call it `attention_head_dim` attend to each layer's input beside the embeddings: twice as wide.
+    width = 2 if fields.facts.names.get("head_dim") == "attention_head_dim" else 1
+    return width * fields.positive("hidden_size") // fields.positive("num_attention_heads")
 
 
 def _share_layers(fields: ConfigFields, types: list[str], layers: list[LayerConfig]) -> list[LayerConfig]:

@@ -245,6 +245,13 @@ def _jamba(fields: ConfigFields) -> list[str]:
     return _every(fields, period=period, at=offset, off=LINEAR)
 
 
+def _zamba(fields: ConfigFields) -> list[str]:
+    """Two linear layers, a hybrid one, then the period counted anew."""
+    period, offset = fields.positive("attn_layer_period"), fields.whole("attn_layer_offset") or 0
+    start = [LINEAR, LINEAR, HYBRID]
+    return start + _every(fields, period=period, at=offset, on=HYBRID, off=LINEAR)[: max(0, num_layers(fields) - 3)]
+
+
 def _gpt_neo(fields: ConfigFields) -> list[str]:
     """What its class fills in for absent `attention_types`."""
     return _every(fields, period=2, at=0)
@@ -273,6 +280,7 @@ FAMILY_RULES: dict[str, Callable[[ConfigFields], list[str] | None]] = {
     "olmo_hybrid": _olmo_hybrid,
     "gpt_neo": _gpt_neo,
     "jamba": _jamba,
+    "zamba": _zamba,
     "afmoe": _afmoe,
     "modernbert-decoder": _modernbert,
 }

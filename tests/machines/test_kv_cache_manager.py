@@ -361,8 +361,8 @@ def _believe_failed_steps(patch: pytest.MonkeyPatch) -> None:
 def _give_groups_the_same_blocks(patch: pytest.MonkeyPatch) -> None:
     right = KVCacheManager._lengthen
 
-    def lengthen(self: KVCacheManager, held: RequestBlocks, num_tokens: int) -> Any:
-        new = right(self, held, num_tokens)
+    def lengthen(self: KVCacheManager, held: RequestBlocks, *others: Any) -> Any:
+        new = right(self, held, *others)
         if len(new) > 1 and new[0] and new[1]:
             held.tables[1][-1] = held.tables[0][-1]
         return new
