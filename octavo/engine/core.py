@@ -73,9 +73,10 @@ class EngineCore:
             lambda files: f"{files.name} ({files.kind}): {files.path}",
         )
         self.model_config = self._stages.run("read_config", lambda: load_model_config(files), _describe_model)
-        self._executor = create_executor(config) if executor is None else executor
         if executor is None:
+            executor = self._stages.run("create_executor", lambda: create_executor(config), _describe_libraries)
             self._foresee()
+        self._executor = executor
         try:
             self.plan = self._start_ranks()
             self.max_model_len = self.plan.configs[0].max_model_len
@@ -225,6 +226,10 @@ class _Stages:
             for report in reports[self._num_relayed.get(rank, 0) :]:
                 on_stage(report)
             self._num_relayed[rank] = len(reports)
+
+
+def _describe_libraries(executor: Executor) -> str:
+    return f"{type(executor).__name__}, and the libraries that its ranks compute with"
 
 
 def _wanted_length(config: EngineConfig, model_config: ModelConfig) -> int:

@@ -18,7 +18,8 @@ pytestmark = pytest.mark.slow
 
 OCTAVO = [sys.executable, "-m", "octavo", "generate"]
 STAGES = [
-    "start_python", "import_libraries", "prepare_files", "locate_model", "read_config", "load_tokenizer", "init_device",
+    "start_python", "import_libraries", "prepare_files", "locate_model", "read_config", "load_tokenizer",
+    "create_executor", "init_device",
     "load_model", "start_executor", "get_kv_cache_specs", "determine_available_memory", "plan_kv_cache",
     "allocate_kv_cache", "view_kv_cache", "bind_kv_cache", "initialize_from_config", "warm_up", "build_scheduler",
     "ready",
