@@ -73,10 +73,12 @@ class EngineCore:
             lambda files: f"{files.name} ({files.kind}): {files.path}",
         )
         self.model_config = self._stages.run("read_config", lambda: load_model_config(files), _describe_model)
-        if executor is None:
-            executor = self._stages.run("create_executor", lambda: create_executor(config), _describe_libraries)
+        is_given = executor is not None
+        self._executor: Executor = self._stages.run(
+            "create_executor", lambda: executor or create_executor(config), _describe_libraries
+        )
+        if not is_given:
             self._foresee()
-        self._executor = executor
         try:
             self.plan = self._start_ranks()
             self.max_model_len = self.plan.configs[0].max_model_len

@@ -103,6 +103,7 @@ def test_the_stages_of_a_start(folder: Path) -> None:
     assert [(stage.name, stage.rank) for stage in stages] == [
         ("locate_model", None),
         ("read_config", None),
+        ("create_executor", None),
         ("load_model", 0),
         ("start_executor", None),
         ("get_kv_cache_specs", None),
