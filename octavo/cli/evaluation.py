@@ -10,14 +10,14 @@ from typing import Any
 import msgspec
 
 from octavo.cli.live import Screen
-from octavo.cli.prompts import read_text
+from octavo.cli.prompts import read_exactly
 from octavo.cli.startup import start
 from octavo.config import EngineConfig
 
 
 def run_perplexity(flags: Mapping[str, Any]) -> None:
     """Read the text, load the model, score, and print. Raises `OctavoError` for every mistake of the user."""
-    text = read_text(flags["file"], sys.stdin)
+    text = read_exactly(flags["file"], sys.stdin)
     asked, window = flags["max_model_len"], flags["window"]
     if window is None and asked is not None and asked > 0:
         window = asked - 1

@@ -67,11 +67,17 @@ def gather_prompts(
 
 
 def read_text(name: str, stdin: TextIO | None) -> str:
-    """A whole text: of a file, or of standard input where `name` is `-`; without a byte order mark.
+    """A prompt: of a file, or of standard input where `name` is `-`; without a byte order mark, lines end in line
+    feeds.
 
     Raises `RequestError` when it cannot be read or is not UTF-8.
     """
-    return _without_mark(_read_stdin(stdin) if name == STDIN else _read(name))
+    return _without_mark(read_exactly(name, stdin).replace("\r\n", "\n").replace("\r", "\n"))
+
+
+def read_exactly(name: str, stdin: TextIO | None) -> str:
+    """The same with every character that is there."""
+    return _read_stdin(stdin) if name == STDIN else _read(name)
 
 
 def _without_mark(text: str) -> str:
@@ -89,9 +95,9 @@ def _read(name: str) -> str:
         content = Path(name).read_bytes()
     except OSError as error:
         raise RequestError(
-            f"The prompt file {name} cannot be read: {error.strerror}.", remedy="Give the path of a text file."
+            f"The file {name} cannot be read: {error.strerror}.", remedy="Give the path of a text file."
         ) from None
-    return _decoded(content, f"The prompt file {name}")
+    return _decoded(content, f"The file {name}")
 
 
 def _read_stdin(stdin: TextIO | None) -> str:
@@ -105,15 +111,13 @@ def _read_stdin(stdin: TextIO | None) -> str:
 
 
 def _decoded(content: bytes, what: str) -> str:
-    """`content` as a text whose lines end in line feeds alone."""
     try:
-        text = content.decode()
+        return content.decode()
     except UnicodeDecodeError as error:
         raise RequestError(
             f"{what} is not UTF-8: byte {error.start} is 0x{content[error.start]:02x}.",
             remedy="Convert it, e.g. with iconv -t UTF-8.",
         ) from None
-    return text.replace("\r\n", "\n").replace("\r", "\n")
 
 
 def _parse_line(name: str, number: int, line: str) -> PromptSource:

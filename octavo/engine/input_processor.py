@@ -184,6 +184,7 @@ class InputProcessor:
     def _with_bad_words(self, sampling: SamplingParams) -> SamplingParams:
         """`bad_words` as token ids: each word as it stands at the start of a text and after a space."""
         if not sampling.bad_words:
+            _refuse_contradiction(sampling)
             return sampling
         banned = list(sampling.bad_words_token_ids)
         for word in sampling.bad_words:
@@ -192,7 +193,21 @@ class InputProcessor:
                 token_ids = tuple(self._tokenizer.encode(text, add_special_tokens=False))
                 if token_ids and token_ids not in banned:
                     banned.append(token_ids)
-        return msgspec.structs.replace(sampling, bad_words_token_ids=tuple(banned))
+        sampling = msgspec.structs.replace(sampling, bad_words_token_ids=tuple(banned))
+        _refuse_contradiction(sampling)
+        return sampling
+
+
+def _refuse_contradiction(sampling: SamplingParams) -> None:
+    """Raises `RequestError` when no token is both allowed and not bad."""
+    allowed = sampling.allowed_token_ids
+    never = {word[0] for word in sampling.bad_words_token_ids if len(word) == 1}
+    if allowed and never.issuperset(allowed):
+        raise RequestError(
+            f"Each of the {len(set(allowed))} allowed tokens is a bad word as well.",
+            remedy="Allow one more token in allowed_token_ids, or take one out of the bad words.",
+            parameter="allowed_token_ids",
+        )
 
 
 def list_prompts(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:

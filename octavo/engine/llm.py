@@ -149,6 +149,11 @@ class LLM:
         Raises as `generate`.
         """
         _refuse_adapter(lora_request)
+        if not isinstance(params, BeamSearchParams):
+            raise RequestError(
+                f"A beam search is asked for with {type(params).__name__}.",
+                remedy="Give BeamSearchParams(beam_width=..., max_tokens=...).",
+            )
         self._turn.require_open()
         sampling = SamplingParams(max_tokens=params.max_tokens)
         requests = self._inputs.process(prompts, sampling)

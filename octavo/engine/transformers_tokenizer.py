@@ -11,6 +11,10 @@ from octavo.engine.folder_tokenizer import chat_templates, end_ids, read_json
 from octavo.errors import ModelFileError
 from octavo.models.transformers_api import auto_tokenizer
 
+_PROBE = "a"
+"""A text that every tokenizer has tokens for."""
+_REMEDY = "Put the model's tokenizer.json there, or name another with --tokenizer."
+
 
 class TransformersCodec:
     """**Owns:** one tokenizer of transformers. **Never:** adds anything to what it encodes."""
@@ -37,12 +41,12 @@ def load_transformers_tokenizer(folder: Path, *, trust_remote_code: bool) -> Tok
             str(folder), trust_remote_code=trust_remote_code, local_files_only=True
         )
     except Exception as error:  # transformers raises whatever its readers meet
-        reason = str(error).strip().split("\n")[0]
-        raise ModelFileError(
-            f"{folder} holds no tokenizer that can be read: {reason}",
-            remedy="Put the model's tokenizer.json there, or name another with --tokenizer.",
-        ) from None
+        reason = str(error).strip().split("\n")[0].rstrip(": ")
+        raise ModelFileError(f"{folder} holds no tokenizer that can be read: {reason}.", remedy=_REMEDY) from None
     codec = TransformersCodec(tokenizer)
+    if not codec.encode(_PROBE):
+        # Some classes make an empty tokenizer of a folder that has none.
+        raise ModelFileError(f"{folder} holds no tokenizer: nothing in it gives {_PROBE!r} a token.", remedy=_REMEDY)
     added = (
         tokenizer.build_inputs_with_special_tokens([]) if hasattr(tokenizer, "build_inputs_with_special_tokens") else []
     )

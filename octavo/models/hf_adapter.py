@@ -21,7 +21,7 @@ from torch import nn
 from octavo.attention.backend import AttentionBackend, AttentionLayer
 from octavo.attention.state import StateLayer
 from octavo.config import LayerConfig, ModelConfig, layer_name
-from octavo.errors import UnsupportedModelError
+from octavo.errors import ModelFileError, UnsupportedModelError
 from octavo.kv.specs import AttentionSpec, ChunkedLocalSpec, FullAttentionSpec, LayerSpec, MLASpec, SlidingWindowSpec
 from octavo.models.adoption import adopt_attention, calls_interface
 from octavo.models.attention_interface import BoundAttention, set_hook
@@ -186,12 +186,23 @@ def adapt_model(
         weight_bytes=replaced.num_bytes + sum(tensor.nbytes for tensor in (*model.parameters(), *model.buffers())),
         probe=probe,
     )
+    _check_head(loaded, probe, type(model).__name__)
+    return loaded
+
+
+def _check_head(loaded: LoadedModel, probe: AttentionProbe, class_name: str) -> None:
+    """Refuse logits that are no numbers, or that the head does not make of given hidden states alone."""
+    if not bool(torch.isfinite(probe.logits).all()):
+        raise ModelFileError(
+            f"The logits of {class_name} are not numbers: its weights hold NaN or infinity, or are too large "
+            f"for {probe.logits.dtype}.",
+            remedy="Download the weights again, or try --dtype float32.",
+        )
     if not torch.allclose(loaded.compute_logits(probe.hidden[0]), probe.logits[0], rtol=1e-2, atol=1e-2):
         raise UnsupportedModelError(
-            f"The logits of {type(model).__name__} depend on more than the hidden states of its base model.",
+            f"The logits of {class_name} depend on more than the hidden states of its base model.",
             remedy=_REMEDY,
         )
-    return loaded
 
 
 @contextmanager

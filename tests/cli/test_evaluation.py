@@ -53,7 +53,7 @@ def test_the_length_is_what_fits_where_none_is_asked_for(monkeypatch: pytest.Mon
 @pytest.mark.parametrize(
     ("arguments", "stdin", "message"),
     [
-        (["/nowhere"], "", "The prompt file /nowhere cannot be read: No such file"),
+        (["/nowhere"], "", "The file /nowhere cannot be read: No such file"),
         (["-"], "", "The text has 0 tokens, so there is none to score."),
         (["-"], "w5", "The text has 1 token, so there is none to score."),
         (["-", "--window", "300"], TEXT, "The window is 300 tokens. It must be from 2 to 255"),
@@ -71,3 +71,14 @@ def test_a_mistake_is_one_sentence_and_no_weight_is_read(
     assert said.err.startswith("error: ")
     assert message in said.err
     assert said.err.count("\n") == 1
+
+
+def test_a_text_is_scored_with_every_character_that_is_there(
+    monkeypatch: pytest.MonkeyPatch, folder: Path, tmp_path: Path
+) -> None:
+    counts = []
+    for content in (b"w5 w6\nw7 w8 w9\n", b"w5 w6\r\nw7 w8 w9\r\n"):
+        file = tmp_path / "text.txt"
+        file.write_bytes(content)
+        counts.append(_octavo(monkeypatch, folder, str(file), "--json").document["num_bytes"])
+    assert counts[1] == counts[0] + 2

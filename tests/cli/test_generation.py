@@ -79,8 +79,9 @@ def test_json_is_alone_on_stdout_and_has_the_promised_shape(monkeypatch: pytest.
 def test_verbose_tells_each_stage_with_its_time_and_result(monkeypatch: pytest.MonkeyPatch, core: FakeCore) -> None:
     lines = _octavo(monkeypatch, "-v", "--json", "abc").err.splitlines()
     names = [line.split()[2] for line in lines]
-    assert names[:2] == ["start_python", "import_libraries"]
-    assert {"prepare_files", "load_tokenizer", "ready"} <= set(names)
+    assert names[0] == "start_python"
+    # Files are prepared beside the import: either may end first.
+    assert {"import_libraries", "prepare_files", "load_tokenizer", "ready"} <= set(names)
     assert all(line.split()[1] == line.split()[4] == "s" and float(line.split()[3]) >= 0 for line in lines)
 
 
@@ -134,7 +135,7 @@ def test_sampling_flags_reach_the_core(monkeypatch: pytest.MonkeyPatch, core: Fa
         ([""], "error: The prompt is empty. Give it at least one character."),
         (
             ["--prompt-file", "/nowhere", "x"],
-            "error: The prompt file /nowhere cannot be read: No such file or directory.",
+            "error: The file /nowhere cannot be read: No such file or directory.",
         ),
         (["--system", "be", "x"], "error: --system is given, but prompts are completed as they are. Add --chat."),
     ],

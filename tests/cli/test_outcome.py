@@ -80,7 +80,7 @@ def test_what_the_system_refuses_is_one_sentence(
         ("hi >&-", 1, "error: Standard output is closed."),
         ("<&- >&- 2>&-", 1, ""),
         ("--model /nowhere hi 2>&-", 1, ""),
-        ("--model /nowhere --prompt-file / ", 1, "error: The prompt file / cannot be read: Is a directory."),
+        ("--model /nowhere --prompt-file / ", 1, "error: The file / cannot be read: Is a directory."),
     ],
 )
 def test_streams_that_are_closed_are_no_reason_for_a_traceback(redirection: str, code: int, said: str) -> None:

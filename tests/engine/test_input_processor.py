@@ -180,3 +180,12 @@ def test_characters_beyond_the_first_plane_are_no_surrogates() -> None:
 def test_listing_prompts_does_not_split_a_text() -> None:
     assert list_prompts("abc") == ["abc"]
     assert list_prompts(iter(["a", "b"])) == ["a", "b"]  # type: ignore[arg-type]
+
+
+def test_allowing_bad_words_alone_is_refused_and_one_more_token_mends_it() -> None:
+    for bad in ({"bad_words_token_ids": [[97]]}, {"bad_words": "a", "bad_words_token_ids": [[98]]}):
+        with pytest.raises(RequestError, match=r"Each of the 1 allowed tokens is a bad word as well\. Allow one more"):
+            _inputs().process("x", SamplingParams(allowed_token_ids=[97], **bad))  # type: ignore[arg-type]
+        assert _inputs().process("x", SamplingParams(allowed_token_ids=[97, 99], **bad))  # type: ignore[arg-type]
+    # A longer bad word bans its last token only where its beginning stands before it.
+    assert _inputs().process("x", SamplingParams(allowed_token_ids=(97,), bad_words_token_ids=((97, 97),)))

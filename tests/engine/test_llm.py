@@ -219,3 +219,9 @@ def test_shutdown_waits_for_the_call_of_another_thread(core: FakeCore, monkeypat
         assert stepping.wait(timeout=20)
         llm.shutdown()
         assert output.result(timeout=20)[0].outputs[0].text == "fedcba"
+
+
+def test_a_beam_search_wants_parameters_of_its_own(core: FakeCore) -> None:
+    llm = LLM("any")
+    with pytest.raises(RequestError, match=r"asked for with SamplingParams\. Give BeamSearchParams\(beam_width"):
+        llm.beam_search("ab", SamplingParams(n=2))  # type: ignore[arg-type]

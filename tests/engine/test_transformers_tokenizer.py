@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from octavo.engine.tokenizer import load_tokenizer
+from octavo.errors import ModelFileError
 from octavo.formats.source import ModelFiles
 from tests.engine.scripts import TEXTS
 from tests.engine.test_byte_level_bpe import LETTERS, MERGES
@@ -35,3 +36,14 @@ def test_the_slow_way_has_the_same_contract(files: ModelFiles) -> None:
         assert tokenizer.decode([*ids, end, end + 99, -5]) == text, name
     assert tokenizer.decode([end], skip_special_tokens=False) == "<|endoftext|>"
     assert tokenizer.apply_chat_template([{"role": "user", "content": "x"}]) == "x"
+
+
+def test_a_folder_without_a_tokenizer_is_refused_even_where_transformers_makes_an_empty_one(tmp_path: Path) -> None:
+    for model_type in ("mamba", "llama"):
+        folder = tmp_path / model_type
+        folder.mkdir()
+        (folder / "config.json").write_text(json.dumps({"model_type": model_type}))
+        files = ModelFiles(kind="folder", path=folder, config_path=None, weight_paths=(), name="m")
+        with pytest.raises(ModelFileError, match=r"holds no tokenizer.*name another with --tokenizer") as caught:
+            load_tokenizer(files)
+        assert ": Put" not in str(caught.value) and "  " not in str(caught.value)

@@ -9,7 +9,7 @@ import torch
 
 from octavo.attention.torch_reference import TorchReference
 from octavo.config import LayerConfig
-from octavo.errors import UnsupportedModelError
+from octavo.errors import ModelFileError, UnsupportedModelError
 from octavo.formats.kv_specs import kv_cache_specs
 from octavo.formats.model_config import load_model_config
 from octavo.kv.specs import FullAttentionSpec, SlidingWindowSpec
@@ -132,3 +132,13 @@ def test_sixteen_bits_stay_near(name: str, dtype: torch.dtype, tmp_path: Path) -
     allowed = (reference.float() - expected).norm() / expected.norm()
     assert logits.dtype == reference.dtype
     assert error < 2 * allowed + 0.01
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_weights_that_are_no_numbers_are_named(value: float, tmp_path: Path) -> None:
+    theirs = save_model("llama", tmp_path)
+    with torch.no_grad():
+        theirs.model.norm.weight[3] = value
+    theirs.save_pretrained(tmp_path)
+    with pytest.raises(ModelFileError, match="not numbers: its weights hold NaN or infinity"):
+        load_folder(tmp_path, ARCHITECTURES["llama"].model_config("llama"))

@@ -28,7 +28,7 @@ MAX_MODEL_LEN = 64
 STEP_TOKENS = 40
 """Tokens of one step: the lone prompt fits, the mixed batch's longest one and all together do not."""
 
-SPREADS = (0.15, 0.3, 0.5, 0.08, 1.0)
+SPREADS = (0.15, 0.3, 0.5, 0.08, 1.0, 0.25)
 """Standard deviations of random weights, tried until greedy outputs are varied."""
 
 LEAST_VARIED = 7
