@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import sys
 import time
 from collections.abc import Mapping
@@ -14,21 +13,18 @@ from octavo.cli.live import Screen
 from octavo.cli.process_clock import seconds_since_start
 from octavo.cli.report import progress_line
 from octavo.cli.stage_log import StageLog
-from octavo.cli.startup import ENGINE_FLAGS
+from octavo.cli.startup import start
 from octavo.cli.workload import Workload, load_workload
-from octavo.engine.engine_args import engine_config_from
 from octavo.errors import RequestError
 from octavo.request import SamplingParams
 
 
 def run(flags: Mapping[str, Any]) -> None:
     """Load the model, run the workload, and print. Raises `OctavoError` for every mistake of the user."""
-    options = {name: flags[name] for name in ENGINE_FLAGS}
-    config = engine_config_from(options)
     workload = load_workload(Path(flags["workload"]))
     stages = StageLog(tells=flags["verbose"])
-    stages.note("start_python", seconds_since_start(), "flags and workload read")
-    with _start(options, stages) as llm:
+    llm, config = start(flags, lambda _, config: config, verbose=flags["verbose"], quiet=True, stages=stages)
+    with llm:
         load_s = seconds_since_start()
         _check_lengths(workload, llm.max_model_len)
         current = llm.start_run(
@@ -53,15 +49,6 @@ def run(flags: Mapping[str, Any]) -> None:
             start_to_first_token_s=since_start + first,
         )
     sys.stdout.write(in_json(document) if flags["json"] else in_lines(document))
-
-
-def _start(options: dict[str, Any], stages: StageLog) -> Any:
-    before = seconds_since_start()
-    llm_class = importlib.import_module("octavo.engine.llm").LLM
-    stages.note("import_libraries", seconds_since_start() - before, "torch and what else models need")
-    llm = llm_class(**options, on_stage=stages)
-    stages.note("ready", seconds_since_start(), "since the start of the process")
-    return llm
 
 
 def _sampling(num_tokens: int) -> SamplingParams:

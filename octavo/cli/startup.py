@@ -34,16 +34,21 @@ T = TypeVar("T")
 
 
 def start(
-    flags: Mapping[str, Any], make_ready: Callable[[Any, EngineConfig], T], *, verbose: bool, quiet: bool
+    flags: Mapping[str, Any],
+    make_ready: Callable[[Any, EngineConfig], T],
+    *,
+    verbose: bool,
+    quiet: bool,
+    stages: StageLog | None = None,
 ) -> tuple[Any, T]:
     """The loaded `LLM` that `flags` describe, and what `make_ready` made of the `Prepared` model and the config.
 
     Raises what `make_ready` and `LLM` raise; when `make_ready` refuses, no weights have been read. `quiet` shows no
-    spinner and no plan, `verbose` each stage.
+    spinner and no plan, `verbose` each stage; `stages` is where they are noted, for who wants them afterwards.
     """
     options = {name: flags[name] for name in ENGINE_FLAGS if name in flags}
     config = engine_config_from(options)
-    stages = StageLog(tells=verbose)
+    stages = stages or StageLog(tells=verbose)
     stages.note("start_python", seconds_since_start(), "flags and input read")
     console = Console(stderr=True)
     spinner = console.status(f"Loading {options['model']}") if not (verbose or quiet) else nullcontext()

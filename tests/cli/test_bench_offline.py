@@ -123,7 +123,7 @@ def test_a_mistake_is_one_sentence_before_a_model_loads(
     def loaded(*_: Any, **__: Any) -> None:
         pytest.fail("a model is loaded")
 
-    monkeypatch.setattr("octavo.cli.bench_offline._start", loaded)
+    monkeypatch.setattr("octavo.engine.llm.LLM", loaded)
     for said in (
         _bench(monkeypatch, workload, *arguments),
         _bench(monkeypatch, workload.with_name("absent.json"), "--json"),
