@@ -45,7 +45,7 @@ MAX_STEP_SEQS = 65_536
 MAX_RANKS = 4096
 """Most ranks in one direction."""
 
-_INT32_MAX = 2**31 - 1
+INT32_MAX = 2**31 - 1
 """Block ids and positions are int32."""
 
 _SIZE_UNITS = {
@@ -295,10 +295,10 @@ def resolve_engine_config(config: EngineConfig) -> EngineConfig:
     size, blocks = cache.kv_memory_bytes, cache.num_blocks_override
     _check(size is None or size > 0, "--kv-memory", size, "more than 0 bytes, such as 1GiB")
     _check(
-        blocks is None or 2 <= blocks <= _INT32_MAX,
+        blocks is None or 2 <= blocks <= INT32_MAX,
         "--num-blocks-override",
         blocks,
-        f"at least 2 (one is the null block) and at most {_INT32_MAX}",
+        f"at least 2 (one is the null block) and at most {INT32_MAX}",
     )
     tokens, chunk, seqs = scheduler.max_num_batched_tokens, scheduler.max_chunk_tokens, scheduler.max_num_seqs
     _check(1 <= tokens <= MAX_STEP_TOKENS, "--max-num-batched-tokens", tokens, f"from 1 to {MAX_STEP_TOKENS}")
@@ -320,10 +320,10 @@ def _check_model(source: ModelSource) -> None:
     _check(source.dtype in COMPUTE_DTYPES, "--dtype", source.dtype, "one of " + ", ".join(COMPUTE_DTYPES))
     length = source.max_model_len
     _check(
-        length is None or length == -1 or 2 <= length <= _INT32_MAX,
+        length is None or length == -1 or 2 <= length <= INT32_MAX,
         "--max-model-len",
         length,
-        f"at least 2 (a prompt and its first output token) and at most {_INT32_MAX}, or -1 (auto) for what fits",
+        f"at least 2 (a prompt and its first output token) and at most {INT32_MAX}, or -1 (auto) for what fits",
     )
 
 

@@ -12,7 +12,7 @@ import msgspec
 from octavo.cli.live import Screen
 from octavo.cli.prompts import read_exactly
 from octavo.cli.startup import start
-from octavo.config import EngineConfig
+from octavo.config import INT32_MAX, EngineConfig
 
 
 def run_perplexity(flags: Mapping[str, Any]) -> None:
@@ -21,8 +21,10 @@ def run_perplexity(flags: Mapping[str, Any]) -> None:
     asked, window = flags["max_model_len"], flags["window"]
     if window is None and asked is not None and asked > 0:
         window = asked - 1
-    # A length that nobody asked for need not be the model's own: the longest that fits will do.
-    options = {**flags, "max_model_len": (-1 if window is None else window + 1) if asked is None else asked}
+    # A length that nobody asked for need not be the model's own: the longest that fits will do. A window that cannot be
+    # is refused as one, once the model's length is known.
+    wanted = window + 1 if window is not None and 0 < window < INT32_MAX else -1
+    options = {**flags, "max_model_len": wanted if asked is None else asked}
 
     def make_ready(prepared: Any, config: EngineConfig) -> Any:
         token_ids = prepared.tokenizer.encode(text, add_special_tokens=False)
