@@ -19,7 +19,7 @@ from octavo.config import prefer_short_spins
 if typing.TYPE_CHECKING:
     from octavo.config import EngineConfig
     from octavo.engine.llm import LLM
-    from octavo.kv.planner import plan_kv_cache
+    from octavo.planning.library import plan_kv_cache
     from octavo.request import BeamSearchParams, SamplingParams
 
 __version__ = "0.1.0"
@@ -29,7 +29,7 @@ _HOMES = {
     "LLM": "octavo.engine.llm",
     "EngineConfig": "octavo.config",
     "SamplingParams": "octavo.request",
-    "plan_kv_cache": "octavo.kv.planner",
+    "plan_kv_cache": "octavo.planning.library",
 }
 """Public name -> the module that defines it."""
 

@@ -21,7 +21,7 @@ def test_the_public_names_are_these_and_exist() -> None:
 
 def test_each_name_is_the_one_of_its_home() -> None:
     from octavo.config import EngineConfig
-    from octavo.kv.planner import plan_kv_cache
+    from octavo.planning.library import plan_kv_cache
     from octavo.request import SamplingParams
 
     assert octavo.EngineConfig is EngineConfig

@@ -13,11 +13,13 @@ from pathlib import Path
 
 from tools.import_picture import draw
 from tools.imports import ROOT
+from tools.plan_page import answers
 from tools.toy_run import toy_run
 from tools.walks import config_walk, token_walk
 
 ARCHITECTURE = ROOT / "docs" / "architecture.md"
 DECISIONS = ROOT / "docs" / "decisions" / "README.md"
+PLAN = ROOT / "docs" / "plan.md"
 PICTURE = ROOT / "docs" / "imports.svg"
 
 _PART = re.compile(r"(<!-- generated: (?P<name>[\w-]+) -->\n)(?P<body>.*?)(<!-- end -->)", re.DOTALL)
@@ -30,8 +32,9 @@ def generated() -> dict[Path, str]:
         "config-walk": lambda: config_walk(run),
         "token-walk": lambda: token_walk(run),
         "decisions": decisions,
+        **answers(),
     }
-    documents = {path: fill(path.read_text(encoding="utf-8"), parts) for path in (ARCHITECTURE, DECISIONS)}
+    documents = {path: fill(path.read_text(encoding="utf-8"), parts) for path in (ARCHITECTURE, DECISIONS, PLAN)}
     return {PICTURE: draw(), **documents}
 
 

@@ -1,7 +1,7 @@
 """The command line: one file a command, loaded when it is called.
 
-Results go to stdout, everything else to stderr. Exit codes: 0 done, 1 an error the user can mend, 2 wrong usage,
-130 interrupted. Whoever closes the pipe that reads stdout has seen enough: that is no error.
+Results go to stdout, everything else to stderr. Exit codes: 0 done, 1 an error the user can mend, 2 wrong usage (and a
+plan that does not fit), 130 interrupted. Whoever closes the pipe that reads stdout has seen enough: that is no error.
 """
 
 from __future__ import annotations
@@ -15,7 +15,12 @@ from typer.core import TyperGroup
 
 from octavo import __version__
 
-COMMANDS = {"generate": "octavo.cli.generate", "bench": "octavo.cli.bench", "eval": "octavo.cli.eval"}
+COMMANDS = {
+    "plan": "octavo.cli.plan",
+    "generate": "octavo.cli.generate",
+    "bench": "octavo.cli.bench",
+    "eval": "octavo.cli.eval",
+}
 """Command, or group of commands -> the module whose `app` it is."""
 
 

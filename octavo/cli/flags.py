@@ -42,6 +42,16 @@ def parse_size(text: str) -> int:
         raise typer.BadParameter(str(error)) from None
 
 
+def parse_sizes(text: str) -> tuple[int, ...]:
+    """Sizes with commas between them."""
+    return tuple(parse_size(part) for part in text.split(","))
+
+
+def parse_counts(text: str) -> tuple[int, ...]:
+    """Counts with commas between them."""
+    return tuple(parse_count(part) for part in text.split(","))
+
+
 _MODEL, _CACHE, _STEP = "Model", "KV cache", "Scheduling"
 
 ModelName = Annotated[

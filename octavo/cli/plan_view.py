@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
 from rich.console import Group, RenderableType
 from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
+from octavo.cli.plan_words import attention_text, layer_numbers, page_text
 from octavo.config import format_bytes
 from octavo.kv.planner import KVCachePlan
-from octavo.kv.specs import KVCacheGroupSpec, LayerSpec
 
 
 def plan_view(plan: KVCachePlan, *, model_name: str, device: str) -> RenderableType:
@@ -57,39 +55,13 @@ def _groups(plan: KVCachePlan) -> Table:
         held, costs = figures.blocks_per_request[index], figures.ranks[0].groups[index]
         table.add_row(
             str(index),
-            f"{len(group.layer_names)}: {_numbers(group.layer_names)}",
-            _attention(group.spec),
-            _pages(group),
+            f"{len(group.layer_names)}: {layer_numbers(group.layer_names)}",
+            attention_text(group.spec),
+            page_text(group),
             f"{held:,} blocks = {format_bytes(costs.reserved_bytes)}",
             format_bytes(costs.ideal_bytes),
         )
     return table
-
-
-def _attention(spec: LayerSpec) -> str:
-    names = {"sliding_window": "window", "chunked_local": "chunk"}
-    width = getattr(spec, "window", None) or getattr(spec, "chunk", None)
-    return names.get(spec.kind, spec.kind) + (f" {width:,}" if width else "")
-
-
-def _pages(group: KVCacheGroupSpec) -> str:
-    sizes = {spec.page_bytes for spec in group.layer_specs or (group.spec,)}
-    return " / ".join(format_bytes(size) for size in sorted(sizes))
-
-
-def _numbers(layer_names: Iterable[str]) -> str:
-    """`layers.0`, `layers.1`, `layers.2`, `layers.5` -> `0-2 5`."""
-    numbers = [name.rpartition(".")[2] for name in layer_names]
-    if not all(number.isdigit() for number in numbers):
-        return " ".join(numbers)
-    spans: list[list[int]] = []
-    for number in map(int, numbers):
-        if spans and number == spans[-1][-1] + 1:
-            spans[-1][1:] = [number]
-        else:
-            spans.append([number])
-    texts = ["-".join(map(str, span)) for span in spans]
-    return " ".join(texts if len(texts) <= 4 else [*texts[:2], "...", texts[-1]])
 
 
 def _tensors(plan: KVCachePlan) -> str:

@@ -95,6 +95,10 @@ class ConfigFields:
                 return self._values[key]
         return self.facts.defaults.get(own)
 
+    def given(self, key: str) -> Any:
+        """What the config itself has under exactly this key; None where it has nothing."""
+        return self._values.get(key)
+
     def states(self, name: str) -> bool:
         """Whether the config itself gives the field a value."""
         return self._values.get(name, self._values.get(self.facts.names.get(name, name))) is not None

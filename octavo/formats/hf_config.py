@@ -287,7 +287,7 @@ def _share_layers(fields: ConfigFields, types: list[str], layers: list[LayerConf
 
 def _dtype(config: Mapping[str, Any], fields: ConfigFields) -> str | None:
     """The checkpoint's dtype; the text part's own wins."""
-    for value in (fields.get("dtype"), config.get("dtype"), config.get("torch_dtype")):
+    for value in (fields.get("dtype"), fields.given("torch_dtype"), config.get("dtype"), config.get("torch_dtype")):
         name = str(value).removeprefix("torch.")
         if name in DTYPE_BYTES:
             return name

@@ -90,6 +90,21 @@ def read_safetensors_index(path: Path) -> dict[str, str]:
     return weight_map
 
 
+def read_safetensors_total(path: Path) -> int | None:
+    """Bytes of all tensors, as a `model.safetensors.index.json` gives them; None where it does not.
+
+    Raises `ModelFileError` when the index is malformed.
+    """
+    try:
+        metadata = _decode(path.read_bytes(), path).get("metadata")
+    except OSError as error:
+        raise ModelFileError(f"{path} cannot be read: {error.strerror or error}.", remedy=_REMEDY) from None
+    total = metadata.get("total_size") if isinstance(metadata, dict) else None
+    if isinstance(total, float) and total.is_integer():
+        total = int(total)
+    return total if isinstance(total, int) and not isinstance(total, bool) and 0 < total < 1 << 63 else None
+
+
 def _decode(text: bytes, path: Path) -> dict[str, Any]:
     try:
         value = msgspec.json.decode(text)

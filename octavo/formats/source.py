@@ -20,6 +20,8 @@ _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(?:/[\w.-]+)?")
 _HUB_FILE = re.compile(r"([A-Za-z0-9][\w.-]*/[\w.-]+)/([\w./-]+\.gguf)")
 _SHARD = re.compile(r"(.*-)(\d{5})-of-(\d{5})\.gguf")
 MAX_SHARDS = 1000
+SAFETENSORS_INDEX = "model.safetensors.index.json"
+"""The file that tells in which of several files each tensor lies."""
 _OFFLINE = "OfflineModeIsEnabled"
 _CONFIG_PATTERNS = ["*.json", "*.jinja", "*.model", "merges.txt", "vocab.txt", "*.tiktoken"]
 _WEIGHT_PATTERNS = ["*.safetensors"]
@@ -42,7 +44,8 @@ class ModelFiles(msgspec.Struct, frozen=True, kw_only=True):
 def locate(source: ModelSource, environment: Environment, *, config_only: bool = False) -> ModelFiles:
     """The files of `source.model`, downloaded or assembled first where need be.
 
-    `config_only` leaves the weights of a hub id where they are, and takes a folder that holds a tokenizer alone.
+    `config_only` leaves the weights of a hub id where they are, takes a folder that holds a tokenizer alone, and one
+    whose weights are listed but not there.
     Raises `ModelFileError` with a remedy when there is no such model or its files are not complete.
     """
     model = source.model
@@ -53,7 +56,7 @@ def locate(source: ModelSource, environment: Environment, *, config_only: bool =
     if _is_dir(path):
         return _folder_files(path, path.resolve().name, config_only=config_only)
     if _is_file(path):
-        return _single_file(path)
+        return _single_file(path, config_only=config_only)
     if match := _HUB_FILE.fullmatch(model):
         return _gguf_files(_hub_gguf(match[1], match[2], source.revision), match[1])
     if meant := _like_a_demo(model):
@@ -100,9 +103,11 @@ def _is_dir(path: Path) -> bool:
         return False
 
 
-def _single_file(path: Path) -> ModelFiles:
+def _single_file(path: Path, *, config_only: bool) -> ModelFiles:
     if path.name == "config.json":
-        return _folder_files(path.parent, path.resolve().parent.name)
+        return _folder_files(path.parent, path.resolve().parent.name, config_only=config_only)
+    if path.suffix == ".json":
+        return ModelFiles(kind="folder", path=path.parent, config_path=path, weight_paths=(), name=path.stem)
     if path.suffix == ".safetensors":
         raise ModelFileError(
             f"{path} holds weights alone, without a config.", remedy=f"Give its folder, {path.parent}, instead."
@@ -127,7 +132,7 @@ def _gguf_files(path: Path, name: str) -> ModelFiles:
 def _folder_files(folder: Path, name: str, *, config_only: bool = False) -> ModelFiles:
     config = folder / "config.json"
     if _is_file(config):
-        weights = _folder_weights(folder)
+        weights = _folder_weights(folder, config_only=config_only)
         return ModelFiles(kind="folder", path=folder, config_path=config, weight_paths=weights, name=name)
     gguf_files = sorted(folder.glob("*.gguf"))
     first_shards = [path for path in gguf_files if not (match := _SHARD.fullmatch(path.name)) or int(match[2]) == 1]
@@ -146,13 +151,15 @@ def _folder_files(folder: Path, name: str, *, config_only: bool = False) -> Mode
     )
 
 
-def _folder_weights(folder: Path) -> tuple[Path, ...]:
-    index = folder / "model.safetensors.index.json"
+def _folder_weights(folder: Path, *, config_only: bool) -> tuple[Path, ...]:
+    index = folder / SAFETENSORS_INDEX
     single = folder / "model.safetensors"
     if _is_file(index):
         names = sorted(set(read_safetensors_index(index).values()))
         for name in names:
             if not _is_file(folder / name):
+                if config_only:
+                    return ()
                 raise ModelFileError(
                     f"{index} names the file {name[:200]}, which is missing.", remedy="Download the model again."
                 )

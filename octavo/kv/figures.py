@@ -26,6 +26,11 @@ class GroupFigures(msgspec.Struct, frozen=True, kw_only=True):
     """What they read at `max_model_len`."""
     reserved_bytes: int
     """Blocks that the group may need at once, times the bytes of a block."""
+    held_bytes: int
+    """The same for the blocks that it holds while a request of `max_model_len` tokens generates its last ones."""
+    padding_bytes: int
+    """What of `reserved_bytes` no layer of the group can fill: the group is narrower than the widest, or its pages are
+    padded."""
 
 
 class RankFigures(msgspec.Struct, frozen=True, kw_only=True):
@@ -40,6 +45,10 @@ class RankFigures(msgspec.Struct, frozen=True, kw_only=True):
     """What is left of the budget: less than a block, or more where another rank has less memory."""
     one_request_bytes: int
     """Reserved for one request of `max_model_len` tokens."""
+    held_bytes: int
+    """What such a request holds while it generates its last tokens."""
+    padding_bytes: int
+    """What of `one_request_bytes` no layer can fill."""
     ideal_bytes: int
     """What such a request's layers really read."""
     fixed_bytes: int
@@ -95,7 +104,7 @@ def plan_figures(
 ) -> PlanFigures:
     """Figures of a plan whose groups over all ranks are `groups` and whose blocks take `block_bytes` on each rank."""
     per_request = sum(counts.blocks_per_request)
-    usable = counts.num_blocks - 1
+    usable = max(counts.num_blocks - 1, 0)
     concurrency, capacity = 0.0, 0
     if per_request and counts.count_null_block:
         concurrency = counts.num_blocks / per_request
@@ -150,6 +159,8 @@ def _rank_figures(
     by_group = []
     for group, blocks in zip(groups, counts.blocks_per_request, strict=True):
         own = [specs[name] for name in group.layer_names if name in specs]
+        held = group.spec.max_blocks(counts.max_model_len, chunk_tokens=1)
+        content = _block_content(group, specs)
         by_group.append(
             GroupFigures(
                 num_layers=len(own),
@@ -157,6 +168,8 @@ def _rank_figures(
                 bytes_per_token=sum(spec.bytes_per_token for spec in own),
                 ideal_bytes=sum(spec.ideal_bytes(counts.max_model_len) for spec in own),
                 reserved_bytes=blocks * block_bytes,
+                held_bytes=held * block_bytes,
+                padding_bytes=blocks * (block_bytes - content),
             )
         )
     pool = counts.num_blocks * block_bytes
@@ -166,8 +179,16 @@ def _rank_figures(
         pool_bytes=pool,
         unused_bytes=available - pool,
         one_request_bytes=sum(figures.reserved_bytes for figures in by_group),
+        held_bytes=sum(figures.held_bytes for figures in by_group),
+        padding_bytes=sum(figures.padding_bytes for figures in by_group),
         ideal_bytes=sum(figures.ideal_bytes for figures in by_group),
         fixed_bytes=sum(figures.fixed_bytes for figures in by_group),
         bytes_per_token=sum(figures.bytes_per_token for figures in by_group),
         groups=tuple(by_group),
     )
+
+
+def _block_content(group: KVCacheGroupSpec, specs: Mapping[str, LayerSpec]) -> int:
+    """Bytes of one block of `group` that its layers on this rank can fill."""
+    planned = group.layer_specs or (group.spec,) * len(group.layer_names)
+    return sum(spec.content_bytes for name, spec in zip(group.layer_names, planned, strict=True) if name in specs)

@@ -14,10 +14,11 @@ refused.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import msgspec
 
+from octavo.errors import PlanError
 from octavo.kv.arguments import (
     all_layers,
     check_layout,
@@ -87,6 +88,14 @@ class KVCachePlan(msgspec.Struct, frozen=True, kw_only=True):
     figures: PlanFigures
 
 
+class PlanAttempt(NamedTuple):
+    """A plan, and why it cannot be had."""
+
+    plan: KVCachePlan
+    refusal: PlanError | None
+    """None where the plan holds."""
+
+
 def plan_kv_cache(
     specs_by_rank: Sequence[Mapping[str, LayerSpec]],
     available_bytes: Sequence[int],
@@ -103,6 +112,20 @@ def plan_kv_cache(
     All ranks get the same groups and the same number of blocks: the fewest that any rank holds. Raises `ConfigError`
     for impossible arguments and a `PlanError` where no plan exists, with the remedy.
     """
+    attempt = try_plan(specs_by_rank, available_bytes, options, shared_layers_by_rank)
+    if attempt.refusal is not None:
+        raise attempt.refusal
+    return attempt.plan
+
+
+def try_plan(
+    specs_by_rank: Sequence[Mapping[str, LayerSpec]],
+    available_bytes: Sequence[int],
+    options: PlanOptions,
+    shared_layers_by_rank: Sequence[Mapping[str, str]] | None = None,
+) -> PlanAttempt:
+    """As `plan_kv_cache`, but where the bytes do not hold one request, the plan that would hold it in the fewest bytes
+    comes with the refusal. Raises `ConfigError` and `LayoutError` as it does."""
     check_numbers({name: getattr(options, name) for name in _NUMBERS})
     check_ranks(specs_by_rank, available_bytes)
     check_layout(options.layout, reference=options.reference)
@@ -114,23 +137,27 @@ def plan_kv_cache(
     specs_by_rank = [spread(specs, options.context_parallel_size) for specs in specs_by_rank]
     layers = all_layers(specs_by_rank)
     if not layers:
-        return _plan_without_cache(len(specs_by_rank), available_bytes, options, shared)
+        return PlanAttempt(_plan_without_cache(len(specs_by_rank), available_bytes, options, shared), None)
     stages = Stages.of(specs_by_rank)
     heuristic = options.reference or options.grouping == "vllm"
     folds = foldings(layers, stages, hybrid=options.hybrid, reference=heuristic)
     budget = Budget(tuple(available_bytes), stages.of_rank, options.num_blocks_override)
     question = _question(folds, budget, options)
+    refusal: PlanError | None = None
+    fold: Fold | None = None
     if options.auto_fit:
         length = question.longest()
         if not length:
-            raise refuse_fit(question)
-        question = question._replace(max_model_len=length)
-    fold = _most_tokens(question)
-    if not budget.fits(fold, question.reservation, question.max_model_len):
-        raise refuse_length(question)
-    if budget.override is not None and budget.override > budget._replace(override=None).num_blocks(fold):
-        raise refuse_override(question, fold)
-    return _finish(fold, question, specs_by_rank, options, shared)
+            refusal, fold = refuse_fit(question), question.thriftiest(1)
+        question = question._replace(max_model_len=length or 1)
+    length = question.max_model_len
+    if fold is None:
+        fold = _most_tokens(question)
+        if not budget.fits(fold, question.reservation, length):
+            refusal, fold = refuse_length(question), question.thriftiest(length)
+        elif budget.override is not None and budget.override > budget._replace(override=None).num_blocks(fold):
+            refusal = refuse_override(question, fold)
+    return PlanAttempt(_finish(fold, question, specs_by_rank, options, shared), refusal)
 
 
 def _question(folds: list[Fold], budget: Budget, options: PlanOptions) -> Question:

@@ -19,6 +19,7 @@ ALLOWED: dict[str, set[str]] = {
     "messages": {"kv", "request", "config"},
     "compiling": {"config", "errors"},
     "formats": {"compiling", "kv", "config", "errors"},
+    "planning": {"formats", "kv", "config", "errors"},
     "cache": {"kv", "request", "errors"},
     "sched": {"cache", "kv", "request", "messages", "config", "errors"},
     "attention": {"compiling", "kv", "errors"},
@@ -30,13 +31,14 @@ ALLOWED: dict[str, set[str]] = {
         "messages", "kv", "request", "config", "errors",
     },
     "evaluate": {"engine", "request", "errors"},
-    "cli": {"octavo", "evaluate", "engine", "formats", "kv", "request", "messages", "config", "errors"},
-    "octavo": {"cli", "engine", "kv", "request", "config", "errors"},
+    "cli": {"octavo", "evaluate", "engine", "planning", "formats", "kv", "request", "messages", "config", "errors"},
+    "octavo": {"cli", "engine", "planning", "kv", "request", "config", "errors"},
 }  # fmt: skip
 """Part -> parts of Octavo that it may import besides itself."""
 
 HOST_HOUSE = (
-    "errors", "config", "parameters", "request", "messages", "compiling", "kv", "formats", "cache", "sched",
+    "errors", "config", "parameters", "request", "messages", "compiling", "kv", "formats", "planning", "cache",
+    "sched",
 )  # fmt: skip
 """Decides which block holds which token. Never imports torch, so that plans need no device library."""
 
@@ -51,6 +53,7 @@ THIRD_PARTY: dict[str, set[str]] = {
     "compiling": {"numba"},
     "kv": {"msgspec"},
     "formats": {"msgspec", "numpy", "numba"},
+    "planning": {"msgspec"},
     "cache": {"msgspec", "numpy", "numba"},
     "sched": {"msgspec", "numpy", "numba"},
 }

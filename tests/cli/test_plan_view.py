@@ -7,7 +7,8 @@ import io
 import pytest
 from rich.console import Console
 
-from octavo.cli.plan_view import _numbers, capacity_line, plan_view
+from octavo.cli.plan_view import capacity_line, plan_view
+from octavo.cli.plan_words import layer_numbers
 from octavo.kv.planner import KVCachePlan, PlanOptions, plan_kv_cache
 from octavo.kv.specs import FullAttentionSpec, SlidingWindowSpec
 from tests.engine.fake_model import FAKE_PLAN
@@ -69,4 +70,4 @@ def test_a_single_window_group_needs_no_word_about_sharing() -> None:
     ],
 )
 def test_layers_are_listed_by_number(names: list[str], expected: str) -> None:
-    assert _numbers(names) == expected
+    assert layer_numbers(names) == expected

@@ -15,6 +15,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.model]
 
 SOURCES = {
     "README.md": (ROOT / "README.md").read_text("utf-8"),
+    "docs/plan.md": (ROOT / "docs" / "plan.md").read_text("utf-8"),
     "octavo.__doc__": "```python\n"
     + re.sub(r"^ {4}", "", (octavo.__doc__ or "").split("\n\n", 1)[1], flags=re.M).rsplit("\nThe names", 1)[0]
     + "```\n",
