@@ -4,8 +4,8 @@ Each attention module carries an `AttentionHook`. While the model is examined th
 (`attention_probe.py`), afterwards a `BoundAttention` that goes through the KV cache.
 
 Two names are registered. `octavo` has no mask function, so models make no mask. `octavo-probe` has one, which hands
-the model a real mask of a few tokens with the mask's function attached: whatever reaches the attention function
-says which mask that layer would have used.
+the model a real mask of a few tokens with the mask's function attached to its memory: whatever reaches the attention
+function says which mask that layer would have used.
 """
 
 from __future__ import annotations
@@ -122,8 +122,26 @@ def hook_of(module: nn.Module) -> AttentionHook:
 
 
 def mask_function_of(mask: torch.Tensor | None) -> Any:
-    """The function behind a mask that transformers made while the probe was on; None when `mask` is another one."""
-    return getattr(mask, _MASK_FUNCTION, None)
+    """The function behind a mask that transformers made while the probe was on; None when `mask` is another one.
+
+    A view of the whole of such a mask is that mask.
+    """
+    if mask is None:
+        return None
+    made: _MadeMask | None = getattr(mask.untyped_storage(), _MASK_FUNCTION, None)
+    return made.function if made is not None and made.place == _place(mask) else None
+
+
+class _MadeMask(NamedTuple):
+    """What a mask's memory is marked with."""
+
+    function: Any
+    place: tuple[Any, ...]
+
+
+def _place(mask: torch.Tensor) -> tuple[Any, ...]:
+    """Where in its memory a tensor lies."""
+    return mask.storage_offset(), mask.shape, mask.stride()
 
 
 def attention_forward(
@@ -145,7 +163,7 @@ def _probe_mask(*, mask_function: Any, **arguments: Any) -> torch.Tensor | None:
     """transformers' own additive mask, carrying the function it was made from; None for attention both ways."""
     mask: torch.Tensor | None = eager_mask(mask_function=mask_function, **arguments)
     if mask is not None:
-        setattr(mask, _MASK_FUNCTION, mask_function)
+        setattr(mask.untyped_storage(), _MASK_FUNCTION, _MadeMask(mask_function, _place(mask)))
     return mask
 
 

@@ -7,7 +7,15 @@ from torch import nn
 from octavo.attention.backend import AttentionBackend, AttentionGroup, AttentionLayer, AttentionMetadata, KVCacheView
 from octavo.errors import UnsupportedModelError
 from octavo.kv.specs import FullAttentionSpec
-from octavo.models.attention_interface import BoundAttention, attention_forward, clear_hook, set_hook
+from octavo.models.attention_interface import (
+    PROBE_NAME,
+    BoundAttention,
+    attention_forward,
+    clear_hook,
+    mask_function_of,
+    set_hook,
+)
+from octavo.models.transformers_api import AttentionMaskInterface
 
 HEADS, KV_HEADS, SIZE, VALUE_SIZE, TOKENS = 4, 2, 8, 6, 5
 
@@ -91,3 +99,23 @@ def test_hooks_are_not_part_of_the_module() -> None:
     module, _ = bound_module(Spy())
     assert list(module.children()) == []
     assert module.state_dict() == {}
+
+
+def test_a_mask_knows_its_function_whole_but_not_in_parts() -> None:
+    """Some models slice masks by a number of tokens to keep, which may be all of them."""
+
+    def causal(batch: torch.Tensor, head: torch.Tensor, query: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
+        return key <= query
+
+    with torch.inference_mode():
+        make = AttentionMaskInterface()[PROBE_NAME]
+        mask = make(batch_size=1, q_length=5, kv_length=5, q_offset=0, kv_offset=0, mask_function=causal)
+        whole = mask[:, :, slice(0, None), :]
+        part = mask[:, :, slice(-2, None), :]
+        own = mask.clone()
+        assert mask_function_of(mask) is causal
+        del mask
+        assert mask_function_of(whole) is causal
+    assert mask_function_of(part) is None
+    assert mask_function_of(own) is None
+    assert mask_function_of(None) is None

@@ -81,8 +81,13 @@ OVERRIDES: dict[str, dict[str, Any]] = {
         **{f"swa_{name}": 12 for name in ("q_lora_rank", "kv_lora_rank", "head_dim")},
     },
     "gemma3n_text": {"layer_types": _WINDOWS, "num_kv_shared_layers": 2},
-    "gemma4_assistant": {"text_config": {"vocab_size_per_layer_input": 0, "hidden_size_per_layer_input": 0}},
-    "gemma4_text": {"global_head_dim": 32},
+    "gemma4_assistant": {
+        "text_config": {
+            "vocab_size_per_layer_input": 0, "hidden_size_per_layer_input": 0, "num_kv_shared_layers": 0,
+            "layer_types": None,
+        },
+    },
+    "gemma4_text": {"global_head_dim": 32, "layer_types": _WINDOWS, "num_kv_shared_layers": 2},
     "gemma4_unified_text": {"global_head_dim": 32},
     "gpt_neo": {"attention_types": [[["global", "local"], 2]]},
     "granitemoehybrid": {"layer_types": _STATES},
@@ -118,8 +123,16 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "stablelm-partial-rotary": {"rope_parameters": _PLAIN_ROTARY | {"partial_rotary_factor": 0.5}},
     "gpt2-scaled-by-layer": {"scale_attn_by_inverse_layer_idx": True},
     "gpt_bigcode-one-head-each": {"multi_query": False},
+    "gemma4_text-without-sharing": {"num_kv_shared_layers": 0, "layer_types": None},
+    "gemma4_text-keys-as-values": {
+        "num_kv_shared_layers": 0, "attention_k_eq_v": True, "num_global_key_value_heads": 1,
+    },
+    "gemma4_text-experts": {
+        "enable_moe_block": True, "num_experts": 4, "top_k_experts": 2, "moe_intermediate_size": 16,
+    },
+    "gemma4_text-wide-mlp": {"use_double_wide_mlp": True},
     "gemma2-low-soft-cap": {"attn_logit_softcapping": 3.0},
-}
+}  # fmt: skip
 """Model type and a name for what is different, after `-` (no model type that is varied has one in its name)."""
 
 UNBUILDABLE = frozenset({"musicgen", "musicgen_melody"})
