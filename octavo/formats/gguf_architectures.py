@@ -14,6 +14,8 @@ import msgspec
 from octavo.errors import ModelFileError, UnsupportedModelError
 from octavo.formats.config_fields import MAX_LAYERS
 from octavo.formats.gguf import GGUFArray, GGUFHeader
+from octavo.formats.gguf_layer_sizes import READS, set_layer_sizes
+from octavo.formats.gguf_state_layers import DELTA_READS, delta_states, selective_states, short_convolutions
 
 Setter = Callable[[GGUFHeader, str, dict[str, Any]], None]
 """(file, architecture, config) -> completes the config."""
@@ -29,6 +31,12 @@ SOFT_CAPS = {
     "attn_logit_softcapping": "attn_logit_softcapping",
     "final_logit_softcapping": "final_logit_softcapping",
     "attention.sliding_window": "sliding_window",
+}
+DELTA_STATES = {
+    "ssm.conv_kernel": "linear_conv_kernel_dim",
+    "ssm.state_size": "linear_key_head_dim",
+    "ssm.group_count": "linear_num_key_heads",
+    "ssm.time_step_rank": "linear_num_value_heads",
 }
 WINDOW_PATTERN = frozenset({"attention.sliding_window_pattern"})
 SHORT_NAMES = {
@@ -169,24 +177,6 @@ def _gpt_oss(file: GGUFHeader, name: str, config: dict[str, Any]) -> None:
         config["rope_scaling"]["truncate"] = False
 
 
-def _lfm2(file: GGUFHeader, name: str, config: dict[str, Any]) -> None:
-    """A layer without KV heads is a convolution."""
-    heads = file.array(f"{name}.attention.head_count_kv")
-    if heads is not None:
-        by_layer = heads.tolist()
-        config["layer_types"] = ["full_attention" if number else "conv" for number in by_layer]
-        config["num_key_value_heads"] = max(by_layer, default=0)
-    config["conv_bias"] = "blk.0.shortconv.conv.bias" in file.tensors
-
-
-def _mamba(file: GGUFHeader, name: str, config: dict[str, Any]) -> None:
-    """Falcon's variant norms what the others use as it comes."""
-    if file.get(f"{name}.ssm.dt_b_c_rms", bool, False):
-        config["model_type"] = "falcon_mamba"
-    config["use_conv_bias"] = "blk.0.ssm_conv1d.bias" in file.tensors
-    config["expand"] = file.get(f"{name}.ssm.inner_size", int) // config["hidden_size"]
-
-
 def _sigmoid_gates(file: GGUFHeader, name: str, config: dict[str, Any]) -> None:
     """Experts are chosen by a sigmoid (2) alone; softmax (1) is another function."""
     if (function := file.get(f"{name}.expert_gating_func", int, 2)) != 2:
@@ -230,6 +220,20 @@ ARCHITECTURES: dict[str, Architecture] = {
         setters=(_head_dim, _query_scale, _window_pattern),
         reads=WINDOW_PATTERN,
     ),
+    "gemma4": Architecture(
+        model_type="gemma4_text",
+        fields={
+            "final_logit_softcapping": "final_logit_softcapping",
+            "attention.sliding_window": "sliding_window",
+            "attention.shared_kv_layers": "num_kv_shared_layers",
+            "embedding_length_per_layer_input": "hidden_size_per_layer_input",
+            "expert_count": "num_experts",
+            "expert_used_count": "top_k_experts",
+            "expert_feed_forward_length": "moe_intermediate_size",
+        },
+        setters=(_window_pattern, set_layer_sizes),
+        reads=READS,
+    ),
     "qwen2": Architecture(model_type="qwen2"),
     "qwen2moe": Architecture(
         model_type="qwen2_moe",
@@ -238,6 +242,13 @@ ARCHITECTURES: dict[str, Architecture] = {
     "qwen3": Architecture(model_type="qwen3", setters=(_head_dim,)),
     "qwen3moe": Architecture(
         model_type="qwen3_moe", fields=EXPERTS, constants={"norm_topk_prob": True}, setters=(_head_dim,)
+    ),
+    "qwen35": Architecture(model_type="qwen3_5_text", fields=DELTA_STATES, setters=(delta_states,), reads=DELTA_READS),
+    "qwen35moe": Architecture(
+        model_type="qwen3_5_moe_text",
+        fields=DELTA_STATES | EXPERTS | {"expert_shared_feed_forward_length": "shared_expert_intermediate_size"},
+        setters=(delta_states,),
+        reads=DELTA_READS,
     ),
     "phi2": Architecture(model_type="phi", norm=(LAYER_NORM, "layer_norm_eps"), setters=(_partial_rotary,)),
     "phi3": Architecture(
@@ -296,7 +307,7 @@ ARCHITECTURES: dict[str, Architecture] = {
         norm=("attention.layer_norm_rms_epsilon", "norm_eps"),
         fields={"shortconv.l_cache": "conv_L_cache"},
         constants={"block_auto_adjust_ff_dim": False},
-        setters=(_lfm2,),
+        setters=(short_convolutions,),
     ),
     "mamba": Architecture(
         model_type="mamba",
@@ -307,7 +318,7 @@ ARCHITECTURES: dict[str, Architecture] = {
             "ssm.state_size": "state_size",
             "ssm.time_step_rank": "time_step_rank",
         },
-        setters=(_mamba,),
+        setters=(selective_states,),
         names=dict.fromkeys(("num_attention_heads", "num_key_value_heads", "head_dim")),
         has_attention=False,
     ),

@@ -119,10 +119,11 @@ def _refuse_unread_fields(file: GGUFHeader, name: str, architecture: Architectur
 
 def _check_heads(file: GGUFHeader, name: str, config: dict[str, Any]) -> None:
     """Refuse heads whose parts are not what the config will say."""
-    head_dim = head_size(file, config)
+    head_dim = config.get("global_head_dim") or head_size(file, config)
     value_length = file.get(f"{name}.attention.value_length", int, head_dim)
     rotated = file.get(f"{name}.rope.dimension_count", int, head_dim)
-    if value_length != head_dim or (rotated not in (0, head_dim) and "partial_rotary_factor" not in config):
+    is_partial = "partial_rotary_factor" in (config.get("rope_parameters") or config)
+    if value_length != head_dim or (rotated not in (0, head_dim) and not is_partial):
         raise UnsupportedModelError(
             f"{file.path} has heads of {head_dim} elements, {rotated} of them rotated, with values of {value_length}; "
             f"models of the architecture {name!r} are known with whole heads only.",

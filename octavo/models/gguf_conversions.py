@@ -6,7 +6,8 @@
 - Q, K and V of one matrix lie head by head in transformers, one after another in GGUF (Falcon, GPT-NeoX, BLOOM).
 - Matrices of transformers' Conv1D (GPT-2) and the experts of gpt-oss are transposed.
 - The gate and up matrices of all experts, one tensor each, are one parameter in transformers.
-- Mamba's A is stored as -exp(A_log).
+- Mamba's A is stored as -exp(A_log), as is that of the gated delta rule (Qwen 3.5), whose value heads lie by their
+  place among those of one key head, and by key head in transformers.
 """
 
 from __future__ import annotations
@@ -97,6 +98,32 @@ def _logarithm_of_decay(name: str, tensor: torch.Tensor, config: Any) -> torch.T
     return torch.log(-tensor) if name.endswith(".ssm_a") else tensor
 
 
+def _undo_delta(name: str, tensor: torch.Tensor, config: Any) -> torch.Tensor:
+    """Norms are stored as `1 + weight` but for that of the states; value heads lie the other way round."""
+    part = name.partition(".")[2].partition(".")[2]
+    size = config.linear_value_head_dim
+    if part == "ssm_a":
+        return _by_key_head(torch.log(-tensor), 0, 1, config)
+    if part in ("ssm_dt.bias", "ssm_alpha.weight", "ssm_beta.weight"):
+        return _by_key_head(tensor, 0, 1, config)
+    if part == "attn_gate.weight":
+        return _by_key_head(tensor, 0, size, config)
+    if part in ("attn_qkv.weight", "ssm_conv1d.weight"):
+        num_others = 2 * config.linear_key_head_dim * config.linear_num_key_heads
+        return torch.cat([tensor[:num_others], _by_key_head(tensor[num_others:], 0, size, config)])
+    if part == "ssm_out.weight":
+        return _by_key_head(tensor, 1, size, config)
+    return tensor if part == "ssm_norm.weight" else _norm_minus_one(name, tensor, config)
+
+
+def _by_key_head(tensor: torch.Tensor, dim: int, size: int, config: Any) -> torch.Tensor:
+    """Value heads of `size` numbers each along `dim`: from [place, key head] to [key head, place]."""
+    heads = config.linear_num_key_heads
+    shape = tensor.shape
+    apart = tensor.reshape(*shape[:dim], config.linear_num_value_heads // heads, heads, size, *shape[dim + 1 :])
+    return apart.transpose(dim, dim + 1).reshape(shape)
+
+
 CONVERSIONS: dict[str, Conversion] = {
     **dict.fromkeys(("llama", "granite", "smollm3", "olmo", "arcee"), Conversion(undo=_unpermute_rotary)),
     **dict.fromkeys(("gemma", "gemma2", "gemma3", "nemotron"), Conversion(undo=_norm_minus_one)),
@@ -104,6 +131,7 @@ CONVERSIONS: dict[str, Conversion] = {
     "falcon": Conversion(undo=_interleave_head_groups),
     "gpt2": Conversion(undo=_transpose_conv1d),
     "gpt-oss": Conversion(undo=_transpose_experts, halves=_interleaved),
+    **dict.fromkeys(("qwen35", "qwen35moe"), Conversion(undo=_undo_delta)),
     "mamba": Conversion(undo=_logarithm_of_decay, exact=(".ssm_a",)),
 }
 """By GGUF architecture; one that is absent stores what transformers has."""

@@ -26,9 +26,20 @@ _DTYPE_NAMES = {torch.float32: "float32", torch.bfloat16: "bfloat16", torch.floa
 
 _ROTARY_FACTORS = "rope_freqs.weight"
 
-_EXPERT_TENSOR = re.compile(r"blk\.\d+\.ffn_(gate|up|down)_exps\.(weight|bias)")
+_EXPERT_TENSOR = re.compile(r"blk\.\d+\.ffn_(gate_up|gate|up|down)_exps\.(weight|bias)")
 _EXPERT_PARAMETER = re.compile(r".*\.(\d+)\..*experts\.(gate_up|down)_proj(_bias)?")
-_CORRECTION_PARAMETER = re.compile(r".*\.(\d+)\..*e_score_correction_bias")
+_OUTSIDE_THE_MAP = (
+    (re.compile(r".*\.(\d+)\..*e_score_correction_bias"), "blk.{}.exp_probs_b.bias"),
+    (re.compile(r".*\.(\d+)\.linear_attn\.dt_bias"), "blk.{}.ssm_dt.bias"),
+    (re.compile(r".*\.(\d+)\.router\.scale"), "blk.{}.ffn_gate_inp.scale"),
+    (re.compile(r".*\.(\d+)\.router\.per_expert_scale"), "blk.{}.ffn_down_exps.scale"),
+)
+"""Parameters that the `gguf` package's map does not know."""
+
+_LAYER_TENSOR = re.compile(r"blk\.(\d{1,9})\.(.+)")
+
+_WITHOUT_SUFFIX = (".attn_sinks", ".layer_output_scale")
+"""Ends of names that have no suffix in transformers, but `.weight` in the file."""
 
 
 class GGUFWeights(NamedTuple):
@@ -52,6 +63,7 @@ def read_gguf_weights(
     rotary_factors = None
     names: dict[str, str] = {}
     conversion = Conversion()
+    num_further = 0
     seen: Counter[str] = Counter()
     for path in paths:
         file = open_gguf(path)
@@ -59,23 +71,27 @@ def read_gguf_weights(
             architecture = file.get("general.architecture", str, "")
             names = _parameter_of_tensor(architecture, config.num_hidden_layers, shapes)
             conversion = CONVERSIONS.get(architecture, conversion)
+            num_further = file.get(f"{architecture}.nextn_predict_layers", int, 0)
         for name, info in file.tensors.items():
             try:
                 if name == _ROTARY_FACTORS:
                     rotary_factors = _read(file, name, torch.float32)
                     continue
+                if name not in names and _is_never_read(name, config, num_further):
+                    continue
                 exact = torch.float32 if name.endswith(conversion.exact) else dtype
                 tensor = conversion.undo(name, _read(file, name, exact), config).to(dtype)
                 _place(parameters, name, names.get(name, name), tensor, shapes, conversion)
-            except (RuntimeError, ZeroDivisionError, IndexError):
+            except (RuntimeError, ZeroDivisionError, IndexError, StopIteration):
                 raise ModelFileError(
                     f"{path}: the tensor {name!r} of shape {list(info.shape)} does not fit the model's config.",
                     remedy="Convert the model again.",
                 ) from None
-            seen.update([names[name]] if name in names else [])
+            if name in names:
+                seen[names[name]] += 2 if "_gate_up_exps" in name else 1
         file.release_pages()
-    needed = Counter(names.values())
-    for parameter in [parameter for parameter, count in seen.items() if count < needed[parameter]]:
+    halved = {parameter for name, parameter in names.items() if "_gate_up_exps" in name}
+    for parameter in [parameter for parameter, count in seen.items() if parameter in halved and count < 2]:
         del parameters[parameter]  # Half a parameter is a missing one.
     return GGUFWeights(parameters, rotary_factors)
 
@@ -95,7 +111,7 @@ def _place(
     shapes: Mapping[str, torch.Size],
     conversion: Conversion,
 ) -> None:
-    """Put `tensor` into its parameter, or into its half of one."""
+    """Put `tensor` into its parameter, or into its half of one; a file may also hold both halves as one tensor."""
     shape = shapes.get(parameter)
     expert = _EXPERT_TENSOR.fullmatch(name)
     if shape is None or expert is None or expert[1] == "down":
@@ -105,7 +121,12 @@ def _place(
     if parameter not in parameters:
         parameters[parameter] = torch.empty(shape, dtype=tensor.dtype)
     gate, up = conversion.halves(parameters[parameter])
-    (gate if expert[1] == "gate" else up).copy_(tensor)
+    if expert[1] != "gate_up":
+        (gate if expert[1] == "gate" else up).copy_(tensor)
+        return
+    dim = next(dim for dim, size in enumerate(gate.shape) if tensor.shape[dim] == 2 * size)
+    for half, values in zip((gate, up), tensor.chunk(2, dim), strict=True):
+        half.copy_(values)
 
 
 def _squeezed(shape: torch.Size) -> torch.Size:
@@ -124,12 +145,10 @@ def _parameter_of_tensor(architecture: str, num_layers: int, parameters: Iterabl
     names: dict[str, str] = {}
     for parameter in parameters:
         if expert := _EXPERT_PARAMETER.fullmatch(parameter):
-            kinds = ("down",) if expert[2] == "down" else ("gate", "up")
+            kinds = ("down",) if expert[2] == "down" else ("gate", "up", "gate_up")
             suffix = "bias" if expert[3] else "weight"
             names |= {f"blk.{expert[1]}.ffn_{kind}_exps.{suffix}": parameter for kind in kinds}
-        elif correction := _CORRECTION_PARAMETER.fullmatch(parameter):
-            names[f"blk.{correction[1]}.exp_probs_b.bias"] = parameter
-        elif found := _tensor_name(name_map, parameter):
+        elif found := _name_outside_the_map(parameter) or _tensor_name(name_map, parameter):
             names[found] = parameter
     return names
 
@@ -138,6 +157,24 @@ def _tensor_name(name_map: TensorNameMap, parameter: str) -> str | None:
     """The map's name for a parameter, known to it with or without the name of the base model in front."""
     for known in (parameter, parameter.partition(".")[2]):
         if found := name_map.get_name(known, try_suffixes=(".weight", ".bias")):
-            # Two names that end in no suffix in transformers do in the file.
-            return f"{found}.weight" if found.endswith(".attn_sinks") else str(found)
+            return f"{found}.weight" if found.endswith(_WITHOUT_SUFFIX) else str(found)
     return None
+
+
+def _name_outside_the_map(parameter: str) -> str | None:
+    for pattern, name in _OUTSIDE_THE_MAP:
+        if found := pattern.fullmatch(parameter):
+            return name.format(found[1])
+    return None
+
+
+def _is_never_read(name: str, config: Any, num_further: int) -> bool:
+    """Whether it belongs to one of `num_further` layers that predict further tokens, or would make keys or values in a
+    layer that reads another layer's; some files bring such tensors."""
+    found = _LAYER_TENSOR.fullmatch(name)
+    if found is None:
+        return False
+    index, num_layers = int(found[1]), config.num_hidden_layers
+    first_shared = num_layers - (getattr(config, "num_kv_shared_layers", None) or 0)
+    makes_keys = found[2] in ("attn_k.weight", "attn_v.weight", "attn_k_norm.weight")
+    return num_layers <= index < num_layers + num_further or (first_shared <= index < num_layers and makes_keys)

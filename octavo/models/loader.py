@@ -24,6 +24,8 @@ from octavo.models.text_part import text_part
 from octavo.models.transformers_api import narrow_loading, without_values
 from octavo.models.zoo import find_model
 
+_NO_ROTATION = 1e29
+
 _DTYPE_NAMES = {torch.float32: "float32", torch.bfloat16: "bfloat16", torch.float16: "float16"}
 
 
@@ -163,14 +165,18 @@ def _parameter_shapes(model_class: Any, config: Any) -> dict[str, torch.Size]:
 
 
 def _divide_rotary(model: Any, factors: torch.Tensor | None) -> None:
-    """Divide the rotary frequencies by the factors that the file brings along."""
+    """Divide the rotary frequencies, where layers differ those of full ones, by the factors that the file brings along.
+
+    A factor beyond all numbers stands for what is not rotated.
+    """
     if factors is None:
         return
-    buffers = [buffer for name, buffer in model.named_buffers() if name.rpartition(".")[2] == "inv_freq"]
+    kinds = ("inv_freq", "full_attention_inv_freq")
+    buffers = [buffer for name, buffer in model.named_buffers() if name.rpartition(".")[2] in kinds]
     if not buffers or any(buffer.shape != factors.shape for buffer in buffers):
         raise ModelFileError(
             f"The file has {factors.numel()} rotary factors, which fit none of the model's rotary embeddings.",
             remedy="Use the safetensors version of the model.",
         )
     for buffer in buffers:
-        buffer /= factors.to(buffer.device)
+        buffer /= factors.where(factors < _NO_ROTATION, torch.inf).to(buffer.device)

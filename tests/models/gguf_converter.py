@@ -5,18 +5,54 @@ The converters' formulas are written out here a second time, in the direction in
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import copy
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import gguf
 import numpy as np
 import torch
 from gguf.constants import MODEL_ARCH, MODEL_ARCH_NAMES
 from gguf.tensor_mapping import TensorNameMap
 
+from tests.models.gguf_descriptions import (
+    HIDDEN,
+    INNER,
+    Writer,
+    describe_clamp,
+    describe_experts,
+    describe_gemma4,
+    describe_gpt_oss,
+    describe_lfm2,
+    describe_logit_scale,
+    describe_mamba,
+    describe_nothing,
+    describe_parallel,
+    describe_qwen35,
+    describe_scales,
+    describe_window,
+)
+from tests.models.gguf_layouts import (
+    HEAD,
+    HEADS,
+    Tensors,
+    conv1d,
+    experts_apart,
+    gemma4,
+    gpt_oss,
+    groups_apart,
+    heads_apart,
+    lfm2,
+    mamba,
+    one_added,
+    permuted,
+    permuted_experts_apart,
+    plain,
+    qwen35,
+)
+
 VOCAB_SIZE = 96
-HIDDEN, INNER, LAYERS, HEADS, KV_HEADS, HEAD = 32, 64, 4, 4, 2, 8
+LAYERS, KV_HEADS = 4, 2
 WINDOW = 7
 
 COMMON: dict[str, Any] = {
@@ -39,157 +75,9 @@ SHORT: dict[str, Any] = {
 EXPERTS = {"num_experts_per_tok": 2}
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32, "rope_theta": 10000.0}
 
-Writer = gguf.GGUFWriter
-Tensors = Iterator[tuple[str, torch.Tensor]]
 Describe = Callable[[Writer, Any], None]
 Convert = Callable[[str, torch.Tensor, Any], Tensors]
 """(GGUF name, parameter, config) -> what the file holds."""
-
-
-def plain(name: str, tensor: torch.Tensor, config: Any) -> Tensors:
-    yield name, tensor
-
-
-def permuted(name: str, tensor: torch.Tensor, config: Any) -> Tensors:
-    for part, heads in (("attn_q.", config.num_attention_heads), ("attn_k.", config.num_key_value_heads)):
-        if part in name:
-            halves = tensor.reshape(heads, 2, tensor.shape[0] // heads // 2, *tensor.shape[1:])
-            tensor = halves.swapaxes(1, 2).reshape(tensor.shape)
-    yield name, tensor
-
-
-def one_added(name: str, tensor: torch.Tensor, config: Any) -> Tensors:
-    yield name, tensor + 1 if name.endswith("norm.weight") else tensor
-
-
-def conv1d(name: str, tensor: torch.Tensor, config: Any) -> Tensors:
-    transposed = name.endswith(("attn_qkv.weight", "attn_output.weight", "ffn_up.weight", "ffn_down.weight"))
-    yield name, tensor.T if transposed else tensor
-
-
-def heads_apart(name: str, tensor: torch.Tensor, config: Any) -> Tensors:
-    if "attn_qkv" in name:
-        by_head = tensor.reshape(HEADS, 3, -1, *tensor.shape[1:])
-        tensor = torch.cat([by_head[:, part].reshape(-1, *tensor.shape[1:]) for part in range(3)])
-    yield name, tensor
-
-
-def groups_apart(name: str, tensor: torch.Tensor, config: Any) -> Tensors:
-    if "attn_qkv" in name:
-        groups = config.num_kv_heads if config.new_decoder_architecture else 1
-        by_group = tensor.view(groups, HEADS // groups + 2, HEAD, HIDDEN)
-        parts = (by_group[:, :-2], by_group[:, [-2]], by_group[:, [-1]])
-        tensor = torch.cat([part.reshape(-1, HIDDEN) for part in parts])
-    yield name, tensor
-
-
-def experts_apart(name: str, tensor: torch.Tensor, config: Any) -> Tensors:
-    if name.endswith("gate_up_proj"):
-        block = name.split(".")[2]
-        gate, up = tensor[:, : tensor.shape[1] // 2], tensor[:, tensor.shape[1] // 2 :]
-        yield f"blk.{block}.ffn_gate_exps.weight", gate
-        yield f"blk.{block}.ffn_up_exps.weight", up
-    elif name.endswith("e_score_correction_bias"):
-        yield f"blk.{name.split('.')[2]}.exp_probs_b.bias", tensor
-    else:
-        yield name + (".weight" if name.endswith("_exps") else ""), tensor
-
-
-def permuted_experts_apart(name: str, tensor: torch.Tensor, config: Any) -> Tensors:
-    for part, values in experts_apart(name, tensor, config):
-        yield from permuted(part, values, config)
-
-
-def gpt_oss(name: str, tensor: torch.Tensor, config: Any) -> Tensors:
-    block = name.removeprefix("model.layers.").partition(".")[0]
-    if name.endswith("gate_up_proj"):
-        yield f"blk.{block}.ffn_gate_exps.weight", tensor[:, :, ::2].transpose(1, 2)
-        yield f"blk.{block}.ffn_up_exps.weight", tensor[:, :, 1::2].transpose(1, 2)
-    elif name.endswith("gate_up_proj_bias"):
-        yield f"blk.{block}.ffn_gate_exps.bias", tensor[:, ::2]
-        yield f"blk.{block}.ffn_up_exps.bias", tensor[:, 1::2]
-    elif name.endswith("ffn_down_exps"):
-        yield f"{name}.weight", tensor.transpose(1, 2)
-    elif name.endswith("down_proj_bias"):
-        yield f"blk.{block}.ffn_down_exps.bias", tensor
-    else:
-        yield name + (".weight" if name.endswith("attn_sinks") else ""), tensor
-
-
-def mamba(name: str, tensor: torch.Tensor, config: Any) -> Tensors:
-    if name.endswith("ssm_a"):
-        tensor = -torch.exp(tensor)
-    yield name, tensor.squeeze(1) if "conv" in name and tensor.dim() == 3 else tensor
-
-
-def lfm2(name: str, tensor: torch.Tensor, config: Any) -> Tensors:
-    yield name, tensor.squeeze(1) if name.endswith("shortconv.conv.weight") else tensor
-
-
-def describe_nothing(writer: Writer, config: Any) -> None:
-    pass
-
-
-def describe_scales(writer: Writer, config: Any) -> None:
-    writer.add_attention_scale(config.attention_multiplier)
-    writer.add_embedding_scale(config.embedding_multiplier)
-    writer.add_residual_scale(config.residual_multiplier)
-    writer.add_logit_scale(config.logits_scaling)
-
-
-def describe_window(writer: Writer, config: Any) -> None:
-    writer.add_sliding_window(config.sliding_window)
-    for cap, add in (
-        ("attn_logit_softcapping", writer.add_attn_logit_softcapping),
-        ("final_logit_softcapping", writer.add_final_logit_softcapping),
-        ("logit_scale", writer.add_logit_scale),
-    ):
-        if getattr(config, cap, None) is not None:
-            add(getattr(config, cap))
-
-
-def describe_logit_scale(writer: Writer, config: Any) -> None:
-    writer.add_logit_scale(config.logit_scale)
-
-
-def describe_experts(writer: Writer, config: Any) -> None:
-    writer.add_expert_count(getattr(config, "num_local_experts", None) or config.num_experts)
-    writer.add_expert_used_count(config.num_experts_per_tok)
-    if config.model_type in ("qwen3_moe", "qwen2_moe"):
-        writer.add_expert_feed_forward_length(config.moe_intermediate_size)
-    if config.model_type == "qwen2_moe":
-        writer.add_expert_shared_feed_forward_length(config.shared_expert_intermediate_size)
-    if config.model_type == "minimax_m2":
-        writer.add_expert_gating_func(gguf.ExpertGatingFuncType.SIGMOID)
-
-
-def describe_gpt_oss(writer: Writer, config: Any) -> None:
-    describe_experts(writer, config)
-    writer.add_sliding_window(config.sliding_window)
-    writer.add_expert_feed_forward_length(config.intermediate_size)
-    writer.add_rope_scaling_type(gguf.RopeScalingType.YARN)
-    writer.add_rope_scaling_factor(config.rope_parameters["factor"])
-    writer.add_rope_scaling_orig_ctx_len(config.rope_parameters["original_max_position_embeddings"])
-
-
-def describe_mamba(writer: Writer, config: Any) -> None:
-    writer.add_ssm_conv_kernel(config.conv_kernel)
-    writer.add_ssm_inner_size(config.intermediate_size)
-    writer.add_ssm_state_size(config.state_size)
-    writer.add_ssm_time_step_rank(config.time_step_rank)
-    writer.add_ssm_dt_b_c_rms(False)
-
-
-def describe_lfm2(writer: Writer, config: Any) -> None:
-    writer.add_shortconv_l_cache(config.conv_L_cache)
-
-
-def describe_parallel(writer: Writer, config: Any) -> None:
-    writer.add_parallel_residual(config.use_parallel_residual)
-
-
-def describe_clamp(writer: Writer, config: Any) -> None:
-    writer.add_clamp_kqv(config.clip_qkv)
 
 
 class Case(NamedTuple):
@@ -203,6 +91,17 @@ class Case(NamedTuple):
     uses_layer_norm: bool = False
 
 
+GEMMA4 = COMMON | {
+    "head_dim": HEAD, "global_head_dim": 2 * HEAD, "sliding_window": WINDOW, "tie_word_embeddings": True,
+    "vocab_size_per_layer_input": VOCAB_SIZE, "hidden_size_per_layer_input": 0, "final_logit_softcapping": 3.0,
+    "layer_types": ["sliding_attention", "full_attention"] * 2,
+}  # fmt: skip
+QWEN35 = COMMON | {
+    "head_dim": 2 * HEAD, "linear_num_key_heads": 2, "linear_num_value_heads": 6, "linear_key_head_dim": 8,
+    "linear_value_head_dim": 12, "layer_types": ["linear_attention", "full_attention"] * 2,
+    "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.5,
+                        "mrope_section": [2, 1, 1], "mrope_interleaved": True},
+}  # fmt: skip
 PARTIAL = {"partial_rotary_factor": 0.5, "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0}}
 PARTIAL["rope_parameters"]["partial_rotary_factor"] = 0.5  # type: ignore[index]
 
@@ -227,6 +126,20 @@ CASES: dict[str, Case] = {
                   "query_pre_attn_scalar": 16},
         one_added, describe_window,
     ),
+    "gemma4 with shared layers": Case(
+        "gemma4", "gemma4_text",
+        GEMMA4 | {"hidden_size_per_layer_input": 8, "num_kv_shared_layers": 2, "use_double_wide_mlp": True},
+        gemma4, describe_gemma4,
+    ),
+    "gemma4 with keys as values": Case(
+        "gemma4", "gemma4_text", GEMMA4 | {"attention_k_eq_v": True, "num_global_key_value_heads": 1},
+        gemma4, describe_gemma4,
+    ),
+    "gemma4 with experts": Case(
+        "gemma4", "gemma4_text",
+        GEMMA4 | {"enable_moe_block": True, "num_experts": 4, "top_k_experts": 2, "moe_intermediate_size": 16},
+        gemma4, describe_gemma4,
+    ),
     "qwen2": Case("qwen2", "qwen2", COMMON | {"use_sliding_window": False}),
     "qwen2moe": Case(
         "qwen2moe", "qwen2_moe",
@@ -238,6 +151,12 @@ CASES: dict[str, Case] = {
         "qwen3moe", "qwen3_moe",
         COMMON | EXPERTS | {"num_experts": 4, "moe_intermediate_size": 16, "head_dim": HEAD, "norm_topk_prob": True},
         experts_apart, describe_experts,
+    ),
+    "qwen35": Case("qwen35", "qwen3_5_text", QWEN35, qwen35, describe_qwen35),
+    "qwen35moe": Case(
+        "qwen35moe", "qwen3_5_moe_text",
+        QWEN35 | EXPERTS | {"num_experts": 4, "moe_intermediate_size": 16, "shared_expert_intermediate_size": 24},
+        qwen35, describe_qwen35,
     ),
     "phi2": Case("phi2", "phi", COMMON | PARTIAL, uses_layer_norm=True),
     "phi3": Case("phi3", "phi3", COMMON | {"sliding_window": None}),
@@ -338,7 +257,8 @@ def random_model(case: Case) -> Any:
 
 def write_gguf(path: Path, case: Case, model: Any, *, tensors_per_shard: int = 0) -> None:
     """The file that the architecture's converter writes for `model`, float32 throughout; 0 means no shards."""
-    config = model.config
+    config = copy.copy(model.config)
+    config.allow_global_per_layer_attribute_access = True
     writer = Writer(path, case.architecture, split_max_tensors=tensors_per_shard)
     _describe(writer, case, config)
     case.describe(writer, config)
@@ -393,3 +313,4 @@ def _describe(writer: Writer, case: Case, config: Any) -> None:
     epsilon = next((getattr(config, name) for name in epsilons if hasattr(config, name)), 1e-5)
     (writer.add_layer_norm_eps if case.uses_layer_norm else writer.add_layer_norm_rms_eps)(epsilon)
     writer.add_vocab_size(VOCAB_SIZE)
+    writer.add_token_list([f"w{index}" for index in range(VOCAB_SIZE)])  # transformers' reader counts them

@@ -51,3 +51,25 @@ def test_gate_and_up_of_experts() -> None:
     gate, up = CONVERSIONS["gpt-oss"].halves(parameter.transpose(1, 2))
     assert torch.equal(gate, parameter[:, ::2].transpose(1, 2))
     assert torch.equal(up, parameter[:, 1::2].transpose(1, 2))
+
+
+def test_value_heads_of_the_delta_rule_lie_by_key_head() -> None:
+    class Config:
+        linear_num_key_heads, linear_num_value_heads, linear_key_head_dim, linear_value_head_dim = 2, 6, 3, 4
+
+    undo = CONVERSIONS["qwen35"].undo
+    # In a file the first value head of each key head comes first: places 0 to 2 of key heads 0 and 1.
+    stored = torch.tensor([[place * 10 + key for key in range(2)] for place in range(3)]).flatten().float()
+    ordered = torch.tensor([0.0, 10, 20, 1, 11, 21])
+    assert torch.equal(undo("blk.0.ssm_dt.bias", stored, Config()), ordered)
+    assert torch.equal(undo("blk.0.ssm_beta.weight", stored[:, None], Config())[:, 0], ordered)
+    torch.testing.assert_close(undo("blk.7.ssm_a", -torch.exp(stored / 10), Config()), ordered / 10)
+    wide = stored.repeat_interleave(4)
+    assert torch.equal(undo("blk.0.attn_gate.weight", wide[:, None], Config())[:, 0], ordered.repeat_interleave(4))
+    assert torch.equal(undo("blk.0.ssm_out.weight", wide[None], Config())[0], ordered.repeat_interleave(4))
+    others = torch.arange(12.0) + 100
+    joint = undo("blk.0.attn_qkv.weight", torch.cat([others, wide])[:, None], Config())[:, 0]
+    assert torch.equal(joint, torch.cat([others, ordered.repeat_interleave(4)]))
+    norm = torch.ones(4)
+    assert torch.equal(undo("blk.0.ssm_norm.weight", norm, Config()), norm)
+    assert torch.equal(undo("output_norm.weight", norm, Config()), norm - 1)
