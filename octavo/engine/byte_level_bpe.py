@@ -34,9 +34,28 @@ def _cased(digits: str, contraction: str = "") -> str:
 
 _GPT4O = _cased(r"\p{N}{1,3}", _CONTRACTION + "?")
 _TEKKEN = _cased(r"\p{N}")
+_CONTRACTED = _cased(r"\p{N}", _CONTRACTION + "?")
+_THOUSANDS = r"\d{1,3}(?=(?:\d{3})*\b)"
+_KIMI = r"\p{Han}+|" + _cased(r"\p{N}{1,3}", _CONTRACTION + "?").replace(
+    _UPPER, _UPPER.replace("]", r"&&[^\p{Han}]]")
+).replace(_LOWER, _LOWER.replace("]", r"&&[^\p{Han}]]")).replace("[\\r\\n/]*", "[\\r\\n]*")
+_BAILING = r"'(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?+\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]++[\r\n]*|\s*[\r\n]|\s+(?!\S)|\s+"
+_EXAONE_MOE = (
+    _CONTRACTION
+    + r"|[^\r\n\p{L}\p{N}]?(?:\p{L}\p{M}*(?: \p{L}\p{M}*)*)+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]?|"
+    + r"\s*[\r\n]|\s+(?!\S)|\s+"
+)
+_JAIS2 = _LLAMA3.replace(
+    r"|\s+(?!\S)|\s+", "".join(rf"|\s{{{n}}}(?!\S)" for n in (512, 256, 128, 64, 32, 16, 8, 4, "1,2")) + r"|\s{1}"
+)
 _PUNCTUATED = (
     r"""[!"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+| ?[\p{P}\p{S}]+[\r\n]*|"""
     + _SPACES
+)
+_SPARK = _PUNCTUATED.replace(r"+[\r\n]*|\s*[\r\n]+|", r"+|[\r\n]|")
+_YOUTU = (
+    "[\uac00-\ud7a3\u3131-\u318e]+|[\uff01\u2026\u201c\u201d\u2018\u2019\u2014\uff1a\uff1b\uff0c\u3001-\u303f\ufe30-\ufe4f]+"
+    "|[\u3105-\u312f]+|[\u4e00-\u9fa5\u3040-\u309f\u30a0-\u30ff]+"
 )
 _BLOOM = " ?[^(\\s|.,!?\u2026\u3002\uff0c\u3001\u0964\u06d4\u060c)]+"
 _WIDE = "[\u4e00-\u9fa5\u0800-\u4e00\uac00-\ud7ff]+"
@@ -74,27 +93,53 @@ _DIGITS_THEN_GPT2 = Splitting((r"\p{N}", _GPT2))
 SPLITTINGS: dict[str, Splitting] = {
     "default": Splitting((_GPT2,)),
     **dict.fromkeys(
-        ("gpt-2", "phi-2", "a.x-4.0", "gigachat", "mellum", "exaone4", "jais", "trillion"), Splitting((_GPT2,))
+        (
+            "gpt-2",
+            "phi-2",
+            "a.x-4.0",
+            "gigachat",
+            "mellum",
+            "exaone4",
+            "jais",
+            "trillion",
+            "granite-docling",
+        ),
+        Splitting((_GPT2,)),
     ),
     **dict.fromkeys(("olmo", "mpt"), Splitting((_GPT2,), nfc=True)),
-    **dict.fromkeys(("smollm", "starcoder", "refact", "codeshell", "exaone", "minerva-7b"), _DIGITS_THEN_GPT2),
+    **dict.fromkeys(
+        ("smollm", "starcoder", "refact", "codeshell", "exaone", "minerva-7b", "mellum2"), _DIGITS_THEN_GPT2
+    ),
     "command-r": Splitting((r"\p{N}", _GPT2), nfc=True),
     "falcon": Splitting((r"[\p{P}\$\+<=>\^~\|`]+", _GPT2, "[0-9][0-9][0-9]")),
     **dict.fromkeys(
-        ("llama3", "llama-v3", "llama-bpe", "falcon3", "falcon-h1", "pixtral", "midm-2.0", "lfm2"),
+        ("llama3", "llama-v3", "llama-bpe", "falcon3", "falcon-h1", "pixtral", "midm-2.0", "lfm2", "jina-v5-nano"),
         Splitting((_LLAMA3,), whole_words=True, add_bos=True),
     ),
     "seed-coder": Splitting((_SEED,)),
     **dict.fromkeys(("dbrx", "smaug-bpe", "chatglm-bpe"), Splitting((_LLAMA3,))),
     **dict.fromkeys(("glm4", "glm5"), Splitting((_LLAMA3,), whole_words=True)),
     **dict.fromkeys(
-        ("qwen2", "deepseek-r1-qwen", "kormo", "megrez", "stablelm2", "hunyuan", "solar-open", "grok-2"),
+        ("qwen2", "deepseek-r1-qwen", "kormo", "megrez", "stablelm2", "hunyuan", "solar-open", "grok-2", "f2llmv2"),
         Splitting((_QWEN2,), nfc=True),
     ),
+    "ufakzeka": Splitting((_QWEN2.removeprefix(_CONTRACTION + "|"),)),
+    "laguna": Splitting((r"[^\n]+|[\n]+", _QWEN2)),
+    "minicpm5": Splitting((r"\p{N}{1,3}", _LLAMA3.replace(r"\p{N}{1,3}", r"\p{N}+")), whole_words=True),
+    "jais-2": Splitting((_JAIS2,)),
     "qwen35": Splitting((_QWEN35,), nfc=True),
     "tekken": Splitting((_TEKKEN,), whole_words=True, add_bos=True),
-    **dict.fromkeys(("gpt-4o", "llama4", "kanana2", "minimax-m2"), Splitting((_GPT4O,))),
-    **dict.fromkeys(("deepseek-v3", "hunyuan-dense", "joyai-llm"), Splitting((r"\p{N}{1,3}", _CJK, _PUNCTUATED))),
+    **dict.fromkeys(("gpt-4o", "llama4", "kanana2", "minimax-m2", "talkie"), Splitting((_GPT4O,))),
+    **dict.fromkeys(("tiny_aya", "cohere2moe"), Splitting((_THOUSANDS, _GPT4O))),
+    "kimi-k2": Splitting((_KIMI,)),
+    "youtu": Splitting((_YOUTU, _CONTRACTED), whole_words=True),
+    **dict.fromkeys(
+        ("deepseek-v3", "hunyuan-dense", "joyai-llm", "hy_v4"), Splitting((r"\p{N}{1,3}", _CJK, _PUNCTUATED))
+    ),
+    "spark2_5": Splitting((r"\p{N}{1,3}", _CJK, _SPARK, r"\p{N}")),
+    **dict.fromkeys(("bailingmoe", "bailingmoe2", "llada-moe"), Splitting((_BAILING,))),
+    "exaone-moe": Splitting((_EXAONE_MOE,)),
+    "superbpe": Splitting((r"\p{N}+", r"(?=(\d{3})+(?!\d))")),
     "deepseek-llm": Splitting(
         (
             r"[\r\n]",
@@ -109,7 +154,8 @@ SPLITTINGS: dict[str, Splitting] = {
     **dict.fromkeys(("poro-chat", "bloom", "gpt3-finnish"), Splitting((_BLOOM,))),
     "viking": Splitting((_BLOOM, r"\p{N}")),
 }
-"""`tokenizer.ggml.pre` -> how to cut. Sources: the models' own tokenizer.json files."""
+"""`tokenizer.ggml.pre` -> how to cut. Sources: the models' own tokenizer.json files; for models after 2025,
+the reading that llama.cpp gives to the name, which knows no composed forms."""
 
 
 def splitting_of(name: str) -> Splitting:

@@ -51,10 +51,53 @@ def words(pre: str, text: str) -> list[str]:
         ("deepseek-v3", "1234年の本 a_b", ["123", "4", "年の本", " a", "_b"]),
         ("falcon", "a,b 1234", ["a", ",", "b", " ", "123", "4"]),
         ("bloom", "one,two three", ["one", ",", "two", " three"]),
+        ("kimi-k2", "It's中文CaseB 1234/\n", ["It's", "中文", "Case", "B", " ", "123", "4", "/\n"]),
+        ("tiny_aya", "1234567 camelCase's", ["1", "234", "567", " camel", "Case's"]),
+        ("superbpe", "a 1234567 b", ["a ", "1", "234", "567", " b"]),
+        ("bailingmoe", "It's 12\n\n", ["It", "'s", " ", "1", "2", "\n\n"]),
+        ("exaone-moe", "two words 12", ["two words", " ", "1", "2"]),
+        ("jais-2", "a     b", ["a", "    ", " b"]),
+        ("ufakzeka", "Ali'nin 12", ["Ali", "'nin", " ", "1", "2"]),
+        ("laguna", "a \n\nb", ["a", " ", "\n\n", "b"]),
+        ("minicpm5", "It's 12345", ["It", "'s", " ", "123", "45"]),
+        ("spark2_5", "a.b 12\n\n", ["a", ".b", " ", "1", "2", "\n", "\n"]),
+        ("youtu", "한글中文It's", ["한글", "中文", "It's"]),
     ],
 )
 def test_text_is_cut_as_each_models_was(pre: str, text: str, expected: list[str]) -> None:
     assert words(pre, text) == expected
+
+
+KNOWN_TO_LLAMA_CPP = """
+afmoe a.x-4.0 bailingmoe bailingmoe2 bloom chameleon chatglm-bpe codeshell cohere2moe command-r dbrx deepseek-coder
+deepseek-llm deepseek-r1-qwen deepseek-v3 default exaone exaone4 exaone-moe f2llmv2 falcon falcon3 falcon-h1 gemma4
+gigachat glm4 glm5 gpt-2 gpt3-finnish gpt-4o granite-docling granite-embed-multi-311m granite-embed-multi-97m grok-2
+hunyuan hunyuan-dense hy_v4 jais jais-2 jina-de jina-es jina-v1-en jina-v2-code jina-v2-de jina-v2-es jina-v5-nano
+joyai-llm kanana2 kimi-k2 kormo laguna lfm2 llada-moe llama3 llama4 llama-bpe llama-v3 megrez mellum mellum2 midm-2.0
+minerva-7b minicpm5 minimax-m2 modern-bert mpt olmo phi-2 pixtral poro-chat qwen2 qwen35 refact roberta-bpe sarvam-moe
+seed-coder smaug-bpe smollm solar-open spark2_5 stablelm2 starcoder superbpe talkie tekken tiny_aya trillion ufakzeka
+viking whitespace youtu
+"""
+"""Of mid 2026."""
+
+LEFT_OUT = {
+    **dict.fromkeys(
+        (
+            "granite-embed-multi-311m", "granite-embed-multi-97m", "jina-de", "jina-es", "jina-v1-en", "jina-v2-code",
+            "jina-v2-de", "jina-v2-es", "modern-bert", "roberta-bpe", "whitespace",
+        ),
+        "models that embed texts",
+    ),
+    **dict.fromkeys(("gemma4", "sarvam-moe"), "not byte-level"),
+    "chameleon": "its architecture is not mapped",
+    "afmoe": "groups digits by code, and its architecture is not mapped",
+}  # fmt: skip
+
+
+def test_every_name_that_files_use_is_known_or_left_out_for_a_reason() -> None:
+    names = set(KNOWN_TO_LLAMA_CPP.split())
+    assert names - set(SPLITTINGS) == set(LEFT_OUT)
+    assert set(SPLITTINGS) <= names
 
 
 @pytest.mark.parametrize("pre", SPLITTINGS)
