@@ -114,6 +114,14 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, metaclass=Keywor
         "thinking_token_budget": "Bound the output with max_tokens.",
         "repetition_detection": "Use repetition_penalty, or stop strings.",
         "logprob_token_ids": "Ask for logprobs=-1, the whole vocabulary.",
+        "prompt_logprob_token_ids": "Ask for prompt_logprobs=-1, the whole vocabulary.",
+        "prompt_logprob_start": "Leave it out: prompt_logprobs describes every token of the prompt.",
+        "stream_interval": "Leave it out: start_run gives what each step adds.",
+        "watermarking": "Leave it out: nothing is marked.",
+        "skip_clone": "Leave it out: parameters are frozen, and never copied.",
+        "output_text_buffer_length": "Leave it out: it follows from the stop strings.",
+        "routed_experts_prompt_start": "Leave it out: which experts were picked is not returned.",
+        "trace_decode_token_ids": "Put the tokens behind the prompt and ask for prompt_logprobs.",
     }
     """Fields of other engines that are not supported -> what to do instead."""
 
@@ -223,6 +231,15 @@ class BeamSearchParams(msgspec.Struct, frozen=True, kw_only=True, metaclass=Keyw
     """A sequence's score is its log probability divided by its number of generated tokens to this power."""
     include_stop_str_in_output: bool = False
     """Whether a sequence's tokens have the end-of-sequence token that ended it."""
+
+    REFUSED: ClassVar[dict[str, str]] = {
+        "structured_outputs": "Check the texts yourself.",
+        "watermarking": "Leave it out: nothing is marked.",
+        "n": "Ask for a beam_width of n: that many sequences are returned.",
+        "early_stopping": "Leave it out: the search goes on until no candidate can do better.",
+        "best_of": "Give the width as beam_width.",
+    }
+    """Fields of other engines that are not supported -> what to do instead."""
 
     def __post_init__(self) -> None:
         read_fields(self, _BEAM_READERS, optional=())
