@@ -9,6 +9,7 @@ import typer
 
 from octavo.cli import flags
 from octavo.cli.generate import FIGURES, Json, Verbose
+from octavo.cli.help_text import TextHelp
 from octavo.cli.outcome import exit_codes
 
 app = typer.Typer(
@@ -44,7 +45,7 @@ def bench() -> None:
     """Measure the engine: the same work every time, greedily, in a process of its own."""
 
 
-@app.command(epilog=BENCH_FIGURES)
+@app.command(cls=TextHelp, epilog=BENCH_FIGURES)
 def offline(
     workload: WorkloadFile,
     model: flags.ModelName = "demo",

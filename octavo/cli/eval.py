@@ -9,6 +9,7 @@ import typer
 
 from octavo.cli import flags
 from octavo.cli.generate import Json, Verbose
+from octavo.cli.help_text import TextHelp
 from octavo.cli.outcome import exit_codes
 
 app = typer.Typer(
@@ -46,8 +47,9 @@ DEFINITION = """
 The text becomes token ids at once. Window k holds BOS, where the tokenizer puts one before a text, then ids from
 k * stride on, as many as fit; it scores the ids that no window before it has scored, each given all that stands before
 it in its window. So ids of every window but the first have at least window - stride tokens before them, and without a
-BOS the first id of the text is not scored. nats_per_token is minus the mean natural logarithm of the scored ids'
-probabilities, perplexity is exp of that, bits_per_byte is what they cost in all per byte of their text.
+BOS the first id of the text is not scored, nor, with a stride of the whole window, that of any window. nats_per_token
+is minus the mean natural logarithm of the scored ids' probabilities, perplexity is exp of that, bits_per_byte is what
+they cost in all per byte of their text.
 """
 
 
@@ -56,7 +58,7 @@ def evaluate() -> None:
     """Say how well a model knows something."""
 
 
-@app.command(epilog=DEFINITION)
+@app.command(cls=TextHelp, epilog=DEFINITION)
 def perplexity(
     file: TextFile,
     model: flags.ModelName = "demo",

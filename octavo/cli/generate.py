@@ -8,6 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from octavo.cli import flags
+from octavo.cli.help_text import TextHelp
 from octavo.cli.outcome import exit_codes
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
@@ -121,7 +122,7 @@ over wall_s; hit_tokens are prompt tokens that the prefix cache held; num_blocks
 """
 
 
-@app.command(epilog=FIGURES)
+@app.command(cls=TextHelp, epilog=FIGURES)
 def generate(
     prompts: Prompts = None,
     model: flags.ModelName = "demo",

@@ -37,6 +37,8 @@ _FLAG_OF = {name: "--" + name.replace("_", "-") for name in (*SAMPLING_FLAGS, "m
 def run(flags: Mapping[str, Any]) -> None:
     """Load the model, generate, and print. Raises `OctavoError` for every mistake of the user."""
     engine_config_from({name: flags[name] for name in ENGINE_FLAGS})
+    if flags["logprobs"] is not None and not flags["json"]:
+        raise RequestError("--logprobs is given, but a text has no place for them.", remedy="Add --json.")
     sampling = sampling_from(flags)
     sources = gather_prompts(
         flags["prompts"] or [], flags["prompt_file"] or [], sys.stdin, one_per_line=flags["prompt_lines"]

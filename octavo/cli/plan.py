@@ -9,6 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from octavo.cli import flags
+from octavo.cli.help_text import TextHelp
 from octavo.cli.outcome import exit_codes
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
@@ -143,7 +144,7 @@ PipelineLayers = Annotated[
 Json = Annotated[bool, typer.Option("--json", help="One JSON object on stdout, nothing else.", rich_help_panel=_OUTPUT)]
 
 
-@app.command()
+@app.command(cls=TextHelp)
 def plan(
     model: Model = None,
     model_option: ModelOption = None,

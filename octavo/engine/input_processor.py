@@ -87,12 +87,14 @@ class InputProcessor:
     Parameters:
         max_model_len: longest prompt + output in tokens.
         max_position: longest sequence the model was made for: how far a remedy may raise `max_model_len`.
+        vocab_size: tokens that the model knows, which may be fewer than the tokenizer makes.
     """
 
-    def __init__(self, tokenizer: Encoder, *, max_model_len: int, max_position: int) -> None:
+    def __init__(self, tokenizer: Encoder, *, max_model_len: int, max_position: int, vocab_size: int) -> None:
         self._tokenizer = tokenizer
         self._max_model_len = max_model_len
         self._max_position = max_position
+        self._vocab_size = vocab_size
         # Callers may be threads: counting by `next` gives no number twice.
         self._numbers = itertools.count()
 
@@ -121,6 +123,7 @@ class InputProcessor:
         text, token_ids, cache_salt = _parts(prompt)
         if text is not None:
             token_ids = self._tokenizer.encode(text, add_special_tokens=special)
+            self._check_known(token_ids, "the prompt's text")
         token_ids = self._truncated(token_ids, sampling)
         self._check_length(token_ids)
         request_id = str(next(self._numbers))
@@ -133,6 +136,18 @@ class InputProcessor:
             cache_salt=cache_salt,
             eos_token_ids=tuple(self._tokenizer.eos_token_ids),
         )
+
+    def _check_known(self, token_ids: Sequence[int], what: str) -> None:
+        """Refuse a text of which the tokenizer makes tokens that the model has not."""
+        unknown = max(token_ids, default=0)
+        if unknown >= self._vocab_size:
+            raise RequestError(
+                f"The tokenizer makes token {unknown} of {what}, but the model's vocabulary has {self._vocab_size} "
+                "tokens, from 0 on: it is not the tokenizer of this model.",
+                remedy="Name the model's own tokenizer (--tokenizer).",
+                token_id=unknown,
+                vocab_size=self._vocab_size,
+            )
 
     def _truncated(self, token_ids: list[int], sampling: SamplingParams) -> list[int]:
         """The last tokens of a prompt, as many as `truncate_prompt_tokens` says."""
@@ -191,6 +206,7 @@ class InputProcessor:
             _check_text(word, "A bad word")
             for text in (word.strip(), " " + word.strip()):
                 token_ids = tuple(self._tokenizer.encode(text, add_special_tokens=False))
+                self._check_known(token_ids, f"the bad word {word!r:.40}")
                 if token_ids and token_ids not in banned:
                     banned.append(token_ids)
         sampling = msgspec.structs.replace(sampling, bad_words_token_ids=tuple(banned))

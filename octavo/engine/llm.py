@@ -77,6 +77,7 @@ class LLM:
             self._tokenizer,
             max_model_len=self.max_model_len,
             max_position=self._client.model_config.max_position,
+            vocab_size=self._client.model_config.vocab_size,
         )
         self._outputs = OutputProcessor(self._tokenizer)
         self._turn = Turn()

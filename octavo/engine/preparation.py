@@ -17,7 +17,7 @@ from octavo.engine.intake import build_request
 from octavo.engine.tokenizer import Tokenizer, load_tokenizer
 from octavo.errors import RequestError
 from octavo.formats.model_config import load_model_config
-from octavo.formats.source import ModelFiles, locate
+from octavo.formats.source import ModelFiles, locate, locate_tokenizer
 from octavo.messages import StageReport
 from octavo.request import SamplingParams
 
@@ -50,7 +50,9 @@ def check_prompts(
     model_config, asked = prepared.model_config, config.model.max_model_len
     longest = model_config.max_position
     length = longest if asked is None or asked < 0 else min(asked, longest)
-    inputs = InputProcessor(prepared.tokenizer, max_model_len=length, max_position=longest)
+    inputs = InputProcessor(
+        prepared.tokenizer, max_model_len=length, max_position=longest, vocab_size=model_config.vocab_size
+    )
     requests = inputs.process(prompts, sampling_params, add_special_tokens=add_special_tokens)
     for index, request in enumerate(requests):
         try:
@@ -90,8 +92,9 @@ def read_tokenizer(config: EngineConfig, files: ModelFiles, on_stage: OnStage) -
     """The tokenizer of `files`, or the one that `config` names in its stead; stage `load_tokenizer`."""
     started = time.perf_counter()
     if config.model.tokenizer is not None:
-        other = ModelSource(model=config.model.tokenizer, revision=config.model.revision)
-        files = locate(other, read_environment(), config_only=True)
+        is_same = config.model.tokenizer == config.model.model
+        other = ModelSource(model=config.model.tokenizer, revision=config.model.revision if is_same else None)
+        files = locate_tokenizer(other, read_environment())
     tokenizer = load_tokenizer(files, trust_remote_code=config.model.trust_remote_code)
     seconds = time.perf_counter() - started
     on_stage(StageReport(name="load_tokenizer", seconds=seconds, result=f"{tokenizer.vocab_size} tokens"))

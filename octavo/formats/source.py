@@ -12,7 +12,7 @@ from typing import Any, Literal
 import msgspec
 
 from octavo.config import Environment, ModelSource
-from octavo.errors import ModelFileError
+from octavo.errors import ConfigError, ModelFileError
 from octavo.formats.demo import DEMO_MODELS, demo_file
 from octavo.formats.safetensors import read_safetensors_index
 
@@ -46,9 +46,51 @@ def locate(source: ModelSource, environment: Environment, *, config_only: bool =
 
     `config_only` leaves the weights of a hub id where they are, takes a folder that holds a tokenizer alone, and one
     whose weights are listed but not there.
-    Raises `ModelFileError` with a remedy when there is no such model or its files are not complete.
+    Raises `ModelFileError` with a remedy when there is no such model or its files are not complete, `ConfigError` for a
+    revision of what has none.
     """
     model = source.model
+    files = _local_files(model, environment, config_only=config_only)
+    if files is not None:
+        if source.revision is not None:
+            raise ConfigError(
+                f"The revision {source.revision!r} is asked for, but {model[:200]} lies on this machine, where a model "
+                "has none.",
+                remedy="Leave --revision out, or give a hub id.",
+            )
+        return files
+    if match := _HUB_FILE.fullmatch(model):
+        return _gguf_files(_hub_gguf(match[1], match[2], source.revision), match[1])
+    if meant := _like_a_demo(model):
+        raise ModelFileError(
+            f"There is no model {model!r}.",
+            remedy=f"Did you mean {' or '.join(meant)}? If not, give a folder, a file or a hub id (org/name).",
+        )
+    if _HUB_ID.fullmatch(model) and Path(model).suffix not in (".gguf", ".json", ".safetensors"):
+        return _folder_files(_hub_snapshot(source, config_only=config_only), model, config_only=config_only)
+    raise ModelFileError(
+        f"There is no file or folder {model[:200]!r}.",
+        remedy="Give `demo`, `demo-smollm2`, a folder with config.json, a .gguf file, or a hub id such as org/name.",
+    )
+
+
+def locate_tokenizer(source: ModelSource, environment: Environment) -> ModelFiles:
+    """The files of the tokenizer `source.model`: of a folder that also holds a GGUF model, the tokenizer's own.
+
+    Raises as `locate`.
+    """
+    folder = Path(source.model).expanduser()
+    if source.model not in DEMO_MODELS and source.revision is None and _is_dir(folder) and _has_tokenizer(folder):
+        return ModelFiles(kind="folder", path=folder, config_path=None, weight_paths=(), name=folder.resolve().name)
+    return locate(source, environment, config_only=True)
+
+
+def _has_tokenizer(folder: Path) -> bool:
+    return any(_is_file(folder / file) for file in ("tokenizer.json", "tokenizer_config.json"))
+
+
+def _local_files(model: str, environment: Environment, *, config_only: bool) -> ModelFiles | None:
+    """The files of a demo model, a folder or a file; None where `model` is none of them."""
     if model in DEMO_MODELS:
         demo = DEMO_MODELS[model]
         return _gguf_files(demo_file(demo, environment.cache_dir), demo.name)
@@ -57,19 +99,7 @@ def locate(source: ModelSource, environment: Environment, *, config_only: bool =
         return _folder_files(path, path.resolve().name, config_only=config_only)
     if _is_file(path):
         return _single_file(path, config_only=config_only)
-    if match := _HUB_FILE.fullmatch(model):
-        return _gguf_files(_hub_gguf(match[1], match[2], source.revision), match[1])
-    if meant := _like_a_demo(model):
-        raise ModelFileError(
-            f"There is no model {model!r}.",
-            remedy=f"Did you mean {' or '.join(meant)}? If not, give a folder, a file or a hub id (org/name).",
-        )
-    if _HUB_ID.fullmatch(model) and path.suffix not in (".gguf", ".json", ".safetensors"):
-        return _folder_files(_hub_snapshot(source, config_only=config_only), model, config_only=config_only)
-    raise ModelFileError(
-        f"There is no file or folder {model[:200]!r}.",
-        remedy="Give `demo`, `demo-smollm2`, a folder with config.json, a .gguf file, or a hub id such as org/name.",
-    )
+    return None
 
 
 def _like_a_demo(model: str) -> list[str]:
@@ -143,7 +173,7 @@ def _folder_files(folder: Path, name: str, *, config_only: bool = False) -> Mode
             f"{folder} holds {len(first_shards)} GGUF models: {', '.join(path.name for path in first_shards[:8])}.",
             remedy=f"Name one of them, such as {first_shards[0]}.",
         )
-    if config_only and any(_is_file(folder / file) for file in ("tokenizer.json", "tokenizer_config.json")):
+    if config_only and _has_tokenizer(folder):
         return ModelFiles(kind="folder", path=folder, config_path=None, weight_paths=(), name=name)
     raise ModelFileError(
         f"{folder} holds neither a config.json nor a .gguf file.",

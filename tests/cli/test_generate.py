@@ -65,8 +65,9 @@ def test_the_names_of_vllm_work(monkeypatch: pytest.MonkeyPatch, given: dict[str
     assert (given["num_blocks_override"], given["max_model_len"]) == (9, -1)
 
 
-def test_help_names_every_flag_and_defines_every_figure(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("COLUMNS", "200")
+@pytest.mark.parametrize("columns", ["80", "149", "150"])
+def test_help_names_every_flag_and_defines_every_figure(monkeypatch: pytest.MonkeyPatch, columns: str) -> None:
+    monkeypatch.setenv("COLUMNS", columns)
     text = run_octavo(monkeypatch, ["generate", "--help"]).out
     assert [flag for flag in FLAGS if flag not in text] == []
     figures = importlib.import_module("octavo.engine.figures").Figures.__struct_fields__

@@ -103,10 +103,12 @@ def test_a_token_id_out_of_range_is_named(monkeypatch: pytest.MonkeyPatch, folde
         (["--tensor-parallel-size", "2"], r"--tensor-parallel-size 2.*Set both to 1"),
         (["--kv-memory", "4MiB", "--stop-token-id", "99999"], r"99999 in stop_token_ids"),
         (
-            ["--kv-memory", "4MiB", "--logprobs", "1000"],
+            ["--kv-memory", "4MiB", "--json", "--logprobs", "1000"],
             r"more than the vocabulary of 320 tokens\. Ask for at most 320",
         ),
         (["--kv-memory", "4MiB", "--chat"], r"has no chat template"),
+        (["--logprobs", "3"], r"--logprobs is given, but a text has no place for them\. Add --json\."),
+        (["--revision", "main"], r"The revision 'main' is asked for, but .* Leave --revision out, or give a hub id\."),
     ],
 )
 def test_what_this_engine_cannot_do_is_named(
@@ -119,7 +121,7 @@ def test_what_this_engine_cannot_do_is_named(
     "arguments",
     [
         ["--chat", "w5"],
-        ["--logprobs", "1000", "w5"],
+        ["--json", "--logprobs", "1000", "w5"],
         ["--stop-token-id", "320", "w5"],
         ["--max-model-len", "20", LONG],
         ["--kv-memory", "64KiB", "w5"],

@@ -14,7 +14,9 @@ from tests.engine.byte_tokenizer import BOS, EOS, ByteTokenizer
 
 
 def _inputs(max_model_len: int = 100, max_position: int = 1000) -> InputProcessor:
-    return InputProcessor(ByteTokenizer(), max_model_len=max_model_len, max_position=max_position)
+    return InputProcessor(
+        ByteTokenizer(), max_model_len=max_model_len, max_position=max_position, vocab_size=ByteTokenizer.vocab_size
+    )
 
 
 @pytest.mark.parametrize(
@@ -189,3 +191,15 @@ def test_allowing_bad_words_alone_is_refused_and_one_more_token_mends_it() -> No
         assert _inputs().process("x", SamplingParams(allowed_token_ids=[97, 99], **bad))  # type: ignore[arg-type]
     # A longer bad word bans its last token only where its beginning stands before it.
     assert _inputs().process("x", SamplingParams(allowed_token_ids=(97,), bad_words_token_ids=((97, 97),)))
+
+
+@pytest.mark.parametrize(
+    ("prompt", "params", "what"),
+    [("za", {}, "the prompt's text"), ([5], {"bad_words": ["az"]}, "the bad word 'az'")],
+)
+def test_a_tokenizer_that_is_larger_than_the_model_is_named(prompt: Any, params: dict[str, Any], what: str) -> None:
+    inputs = InputProcessor(ByteTokenizer(), max_model_len=100, max_position=100, vocab_size=ord("z"))
+    message = rf"^The tokenizer makes token 122 of {what}, but the model's vocabulary has 122 tokens.*--tokenizer\)\.$"
+    with pytest.raises(RequestError, match=message):
+        inputs.process([prompt], SamplingParams(**params), add_special_tokens=False)
+    assert inputs.process(["abc"], add_special_tokens=False)[0].prompt_token_ids == [97, 98, 99]

@@ -18,7 +18,9 @@ from tests.engine.byte_tokenizer import EOS, ByteTokenizer
 
 def _request(prompt: str = "hi", **sampling: Any) -> PromptRequest:
     params = SamplingParams(**{"max_tokens": 100, **sampling})
-    return InputProcessor(ByteTokenizer(), max_model_len=1000, max_position=1000).process(prompt, params)[0]
+    return InputProcessor(ByteTokenizer(), max_model_len=1000, max_position=1000, vocab_size=300).process(
+        prompt, params
+    )[0]
 
 
 def _news(token_ids: Sequence[int], request_id: str = "0", **fields: Any) -> EngineCoreOutput:

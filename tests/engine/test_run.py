@@ -28,7 +28,7 @@ class _Front:
     def __init__(self, **core: Any) -> None:
         self.core = FakeCore(_upper, **core)
         self.outputs = OutputProcessor(ByteTokenizer())
-        self._inputs = InputProcessor(ByteTokenizer(), max_model_len=1000, max_position=1000)
+        self._inputs = InputProcessor(ByteTokenizer(), max_model_len=1000, max_position=1000, vocab_size=300)
 
     def run(self, prompts: Any, sampling: Any = None) -> Run:
         sampling = sampling or SamplingParams(max_tokens=100)

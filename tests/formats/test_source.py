@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 
 from octavo.config import Environment, ModelSource
-from octavo.errors import ModelFileError
+from octavo.errors import ConfigError, ModelFileError
 from octavo.formats import source
-from octavo.formats.source import ModelFiles, locate
+from octavo.formats.source import ModelFiles, locate, locate_tokenizer
 from tests.formats import build
 
 GGUF = build.gguf({"general.architecture": "llama"})
@@ -147,6 +147,26 @@ def test_a_tokenizer_alone_is_enough_where_no_weights_are_wanted(tmp_path: Path,
         find(tmp_path, environment)
 
 
+def test_a_folders_own_tokenizer_comes_before_that_of_a_model_in_it(tmp_path: Path, environment: Environment) -> None:
+    (tmp_path / "model.gguf").write_bytes(b"GGUF")
+    source = ModelSource(model=str(tmp_path))
+    assert locate_tokenizer(source, environment).kind == "gguf"
+    (tmp_path / "tokenizer.json").write_text("{}")
+    assert locate_tokenizer(source, environment).kind == "folder"
+    assert locate(source, environment).kind == "gguf"
+
+
+@pytest.mark.parametrize("model", ["demo", "FOLDER"])
+def test_a_revision_of_what_has_none_is_refused(
+    model: str, folder: Path, environment: Environment, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("octavo.formats.source.demo_file", lambda *_: folder / "model.gguf")
+    source = ModelSource(model=model.replace("FOLDER", str(folder)), revision="v2")
+    for find_files in (locate, locate_tokenizer):
+        with pytest.raises(ConfigError, match=r"^The revision 'v2' is asked for, but .* Leave --revision out"):
+            find_files(source, environment)
+
+
 class FakeHub:
     """Stands in for huggingface_hub. Owns: what it was asked. Never: a network."""
 
@@ -254,7 +274,7 @@ def test_a_missing_hub_client_is_named(environment: Environment, monkeypatch: py
 def test_the_real_hub_client_offline(tmp_path: Path) -> None:
     program = (
         "from octavo.config import ModelSource, read_environment\n"
-        "from octavo.errors import ModelFileError\n"
+        "from octavo.errors import ConfigError, ModelFileError\n"
         "from octavo.formats.source import locate\n"
         "try:\n"
         "    locate(ModelSource(model='org/name'), read_environment())\n"
