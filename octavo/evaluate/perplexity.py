@@ -5,7 +5,7 @@ tokenizer puts before any text (a BOS token, or nothing), then ids from k * stri
 `window - num_marks`. It scores those that no window before it has scored, each given all that stands before it in its
 window; so every window but the first scores `stride` of them (the last one fewer), each given at least
 `window - stride` tokens, marks included, and no id is scored twice. Where there are no marks, the first id of the text
-has nothing before it and is not scored.
+has nothing before it and is not scored; with a stride of the whole window, neither is the first id of any window.
 
     nats per token   minus the mean natural logarithm of the scored ids' probabilities
     perplexity       exp(nats per token)
@@ -80,9 +80,9 @@ def perplexity(
         num_windows += 1
         if on_progress is not None:
             on_progress(num_scored)
-    unscored = [] if windows.marks else token_ids[:1]
+    unscored = [tokenizer.decode([token_ids[place]], skip_special_tokens=False) for place in windows.unscored]
     whole = text if isinstance(text, str) else tokenizer.decode(token_ids, skip_special_tokens=False)
-    num_bytes = len(whole.encode()) - len(tokenizer.decode(unscored, skip_special_tokens=False).encode())
+    num_bytes = len(whole.encode()) - sum(len(part.encode()) for part in unscored)
     nats = -total / num_scored
     return Perplexity(
         perplexity=math.exp(min(nats, 700.0)),

@@ -21,17 +21,27 @@ class Windows(msgspec.Struct, frozen=True, kw_only=True):
     stride: int
 
     @property
+    def unscored(self) -> range:
+        """Places of ids with nothing before them in any window: without marks the text's first one, and that of every
+        window where none overlaps another."""
+        if self.marks:
+            return range(0)
+        return range(0, self.num_tokens if self.stride == self.window else 1, self.stride)
+
+    @property
     def num_scored(self) -> int:
-        """Ids that are scored: all, or all but the first where nothing comes before it."""
-        return self.num_tokens if self.marks else self.num_tokens - 1
+        """Ids that are scored."""
+        return self.num_tokens - len(self.unscored)
 
     def spans(self) -> Iterator[tuple[int, int, int]]:
-        """(first id, first id that is scored, end) of each window, as places in the text."""
+        """(first id, first id that is scored, end) of each window that scores any, as places in the text."""
         room = self.window - len(self.marks)
-        begin, scored = 0, 0 if self.marks else 1
+        begin, scored = 0, 0
         while scored < self.num_tokens:
             end = min(begin + room, self.num_tokens)
-            yield begin, scored, end
+            first = scored + 1 if scored in self.unscored else scored
+            if first < end:
+                yield begin, first, end
             begin, scored = begin + self.stride, end
 
 
@@ -56,7 +66,7 @@ def lay_windows(
             remedy=f"It must be from {num_marks + 2} to {longest}, one less than max_model_len (--max-model-len).",
         )
     step = max(1, width // 2) if stride is None else stride
-    most = width - max(1, num_marks)
+    most = width - num_marks
     if not 1 <= step <= most:
         raise RequestError(
             f"The stride is {step} tokens.", remedy=f"It must be from 1 to {most} for a window of {width}."

@@ -16,18 +16,26 @@ from octavo.evaluate.windows import DEFAULT_WINDOW, lay_windows
 def test_each_id_is_scored_once_with_the_promised_context(
     num_tokens: int, num_marks: int, window: int, data: st.DataObject
 ) -> None:
-    stride = data.draw(st.integers(1, window - max(1, num_marks)))
+    stride = data.draw(st.integers(1, window - num_marks))
     windows = lay_windows(num_tokens, [7] * num_marks, longest=60, window=window, stride=stride)
     scored: list[int] = []
+    starts = range(0, num_tokens, stride) if stride == window else [0]
+    unscored = [] if num_marks else list(starts)
     for number, (begin, first, end) in enumerate(windows.spans()):
         assert begin == number * stride
         assert begin <= first < end <= num_tokens
         assert num_marks + end - begin <= window
         assert end == num_tokens or num_marks + end - begin == window
-        assert num_marks + first - begin >= (1 if number == 0 else window - stride)
+        assert num_marks + first - begin >= (1 if number == 0 else max(1, window - stride))
         scored += range(first, end)
-    assert scored == list(range(0 if num_marks else 1, num_tokens))
+    assert scored == [place for place in range(num_tokens) if place not in unscored]
+    assert list(windows.unscored) == unscored
     assert windows.num_scored == len(scored)
+
+
+def test_windows_that_do_not_overlap_leave_out_the_first_id_of_each() -> None:
+    assert list(lay_windows(9, [], longest=99, window=4, stride=4).spans()) == [(0, 1, 4), (4, 5, 8)]
+    assert list(lay_windows(9, [2], longest=99, window=5, stride=4).spans()) == [(0, 0, 4), (4, 4, 8), (8, 8, 9)]
 
 
 def test_defaults_are_2048_tokens_and_half_of_them() -> None:
@@ -44,7 +52,7 @@ def test_defaults_are_2048_tokens_and_half_of_them() -> None:
         (1, [], {}, r"The text has 1 token, so"),
         (50, [2], {"window": 101}, r"The window is 101 tokens\. It must be from 3 to 100, one less than max_model_len"),
         (50, [], {"window": 1}, r"The window is 1 tokens\. It must be from 2 to 100"),
-        (50, [], {"window": 10, "stride": 10}, r"The stride is 10 tokens\. It must be from 1 to 9 for a window of 10"),
+        (50, [], {"window": 10, "stride": 11}, r"The stride is 11 tokens\. It must be from 1 to 10 for a window of 10"),
         (50, [2], {"stride": 0}, r"The stride is 0 tokens\. It must be from 1 to 99"),
     ],
 )
