@@ -267,6 +267,16 @@ _BEAM_READERS: dict[str, Field] = {
 """Field of `BeamSearchParams` -> how it is read."""
 
 
+def int32_array(numbers: list[int]) -> array[int]:
+    """`array("i", numbers)`, in a third of the time: the unsigned code reads an int without a format string."""
+    try:
+        data = array("I", numbers).tobytes()
+    except OverflowError:
+        return array("i", numbers)
+    # The last byte of each number shows its sign. (On a big-endian machine it is the first one: the slow way, then.)
+    return array("i", data) if data[3::4].isascii() else array("i", numbers)
+
+
 class Request:
     """One sequence on its way through the engine.
 
@@ -303,7 +313,7 @@ class Request:
         self.keep_blocks = keep_blocks
         """Whether its blocks outlive it, for children."""
         self.num_prompt_tokens = len(prompt_token_ids)
-        self.token_ids = array("i", prompt_token_ids)
+        self.token_ids = int32_array(prompt_token_ids)
         """Prompt, then output, int32."""
         self.num_computed_tokens = 0
         """Leading tokens whose K and V are in the cache (settled or scheduled in the step under way)."""

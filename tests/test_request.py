@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from array import array
+
 import msgspec
 import numpy as np
 import pytest
 
 from octavo.errors import RequestError
-from octavo.request import BeamSearchParams, FinishReason, Request, SamplingParams
+from octavo.request import BeamSearchParams, FinishReason, Request, SamplingParams, int32_array
 
 
 def test_defaults_are_those_that_vllm_users_know() -> None:
@@ -241,3 +243,15 @@ def test_impossible_searches_are_refused_by_name(field: str, value: object) -> N
 def test_finish_reasons_read_as_text() -> None:
     assert FinishReason.LENGTH == "length"
     assert f"{FinishReason.STOP}" == "stop"
+
+
+@pytest.mark.parametrize("numbers", [[], [0], [1, 2**31 - 1, 0], [5, -1, 2], [-(2**31)]])
+def test_token_ids_become_int32(numbers: list[int]) -> None:
+    assert int32_array(numbers) == array("i", numbers)
+    assert int32_array(numbers).typecode == "i"
+
+
+@pytest.mark.parametrize("number", [2**31, 2**32 - 1, 2**32, -(2**31) - 1])
+def test_what_is_no_int32_is_refused(number: int) -> None:
+    with pytest.raises(OverflowError):
+        int32_array([1, number, 2])

@@ -16,15 +16,16 @@ from collections.abc import Callable, Sequence
 from itertools import pairwise, repeat
 
 import numpy as np
+import numpy.typing as npt
 
+from octavo.cache.flat_array import MANY, Ids, IdView, grown, ids_of, view, zeros
 from octavo.errors import InvariantError
 from octavo.kv.specs import NULL_BLOCK
 
 NO_KEY = 0
 """Key of a block whose content nobody can look up."""
 
-BULK = 64
-"""From this many blocks on, one pass of numpy over the same arrays beats a loop (measured: equal at 50 to 90)."""
+Keys = Sequence[int] | npt.NDArray[np.int64]
 
 
 class BlockPool:
@@ -45,27 +46,27 @@ class BlockPool:
         if num_blocks < 1:
             raise InvariantError(f"a pool of {num_blocks} blocks has no room for the null block")
         self.num_blocks = num_blocks
-        self.on_vacant: Callable[[list[int]], None] = _ignore
+        self.on_vacant: Callable[[Keys], None] = _ignore
         """Called with the keys that blocks lost and no other block holds, in the order in which they were lost."""
         self.num_keys_stored = 0
         """Keys given to blocks since the start."""
         self.num_keys_evicted = 0
         """Keys taken from blocks that were handed out anew, since the start."""
         # Each array has a numpy view of the same memory: single blocks go through the array, many through the view.
-        self._refs, self._refs_view = _zeros(num_blocks)
-        self._after, self._after_view = _zeros(num_blocks)
-        self._before, self._before_view = _zeros(num_blocks)
-        self._plain, self._plain_view = _zeros(num_blocks)
-        self._keys = array("q", [0]) * num_blocks
+        self._refs, self._refs_view = zeros(num_blocks)
+        self._after, self._after_view = zeros(num_blocks)
+        self._before, self._before_view = zeros(num_blocks)
+        self._plain, self._plain_view = zeros(num_blocks)
+        self._keys = array("Q", [0]) * num_blocks
         self._keys_view = np.frombuffer(self._keys, dtype=np.int64)
-        self._stamps = array("q", [0]) * num_blocks
+        self._stamps = array("Q", [0]) * num_blocks
         self._stamps_view = np.frombuffer(self._stamps, dtype=np.int64)
         self._stamp = 0
         """Stamps grow along the line of cached blocks, so that gaps in it can be closed in one pass."""
         self._num_plain = num_blocks - 1
         self._plain_view[: num_blocks - 1] = np.arange(num_blocks - 1, 0, -1, dtype=np.int32)
         self._num_cached = 0
-        self._first, self._first_view = _zeros(64)
+        self._first, self._first_view = zeros(64)
         """By key: the block that has held it longest, 0 for none."""
         self._others: dict[int, dict[int, None]] = {}
         """By key: the further blocks that hold it, in the order in which they got it."""
@@ -101,43 +102,56 @@ class BlockPool:
         """The block that has held `key` longest, or the null block when none does."""
         return self._first[key] if key < len(self._first) else NULL_BLOCK
 
-    def index_for(self, num_keys: int) -> array[int]:
+    def find_many(self, keys: npt.NDArray[np.int64]) -> npt.NDArray[np.int32]:
+        """As `find`, for keys that there is room for."""
+        return self._first_view.take(keys)
+
+    def index_for(self, num_keys: int) -> Ids:
         """The array from key to block (0: none) after making room for keys below `num_keys`. To read only."""
         if num_keys > len(self._first):
-            old = self._first_view
-            self._first, self._first_view = _zeros(max(num_keys, len(old) + len(old) // 2))
-            self._first_view[: len(old)] = old
+            self._first, self._first_view = grown(self._first_view, num_keys)
         return self._first
 
-    def take(self, count: int) -> list[int]:
+    def take(self, count: int) -> Ids:
         """Hand out the first `count` blocks of the line, each with one reference; those that had a key lose it.
 
         Raises `InvariantError` when fewer are available: callers compare first.
         """
         num_plain = self._num_plain
-        if count == 1 and num_plain:
-            self._num_plain = num_plain - 1
-            block = self._plain[num_plain - 1]
-            self._refs[block] = 1
-            return [block]
         if count > num_plain + self._num_cached:
             raise InvariantError(f"{count} blocks asked of a pool with {self.num_available} available")
-        rest = max(0, num_plain - count)
-        blocks = self._plain[rest:num_plain].tolist()
-        blocks.reverse()
+        rest = num_plain - count if count < num_plain else 0
+        if num_plain - rest < MANY:
+            blocks = array("Q", self._plain[rest:num_plain])
+            blocks.reverse()
+            refs = self._refs
+            for block in blocks:
+                refs[block] = 1
+        else:
+            blocks = ids_of(self._plain_view[rest:num_plain][::-1])
+            self._refs_view[view(blocks)] = 1
         self._num_plain = rest
-        self._refs_view[self._plain_view[rest:num_plain]] = 1
         if count > num_plain:
             blocks += self._evict(count - num_plain)
         return blocks
 
-    def touch(self, blocks: Sequence[int]) -> None:
+    def take_one(self) -> int:
+        """As `take`."""
+        num_plain = self._num_plain
+        if not num_plain:
+            return self.take(1)[0]
+        self._num_plain = num_plain = num_plain - 1
+        block = self._plain[num_plain]
+        self._refs[block] = 1
+        return block
+
+    def touch(self, blocks: Ids) -> None:
         """Add a reference to each block, all of which have keys; those that stood in the line leave it.
 
         Null blocks are skipped; no other block may be given twice.
         """
-        if len(blocks) >= BULK:
-            self._touch_many(blocks)
+        if len(blocks) >= MANY:
+            self._touch_many(view(blocks))
             return
         refs, after, before = self._refs, self._after, self._before
         num_left = 0
@@ -153,19 +167,19 @@ class BlockPool:
                 num_left += 1
         self._num_cached -= num_left
 
-    def count_unreferenced(self, blocks: Sequence[int]) -> int:
+    def count_unreferenced(self, blocks: Ids) -> int:
         """How many of `blocks` stand in the line now (null blocks do not)."""
-        refs = self._refs
-        return sum(1 for block in blocks if block and not refs[block])
+        ids = view(blocks)
+        return int(np.count_nonzero((self._refs_view[ids] == 0) & (ids != NULL_BLOCK)))
 
-    def free(self, blocks: Sequence[int]) -> None:
+    def free(self, blocks: Ids) -> None:
         """Drop a reference of each block, the one to be handed out first in front.
 
         Blocks left without a reference go to the front of the line in the given order when they have no key, else to
         its end in the given order. Null blocks are skipped; no other block may be given twice.
         """
-        if len(blocks) >= BULK:
-            self._free_many(blocks)
+        if len(blocks) >= MANY:
+            self._free_many(view(blocks))
             return
         refs, keys, after, before, stamps = self._refs, self._keys, self._after, self._before, self._stamps
         last, stamp = before[0], self._stamp
@@ -194,45 +208,36 @@ class BlockPool:
             self._plain[self._num_plain] = block
             self._num_plain += 1
 
-    def insert(self, blocks: Sequence[int], keys: Sequence[int]) -> Sequence[int]:
+    def insert(self, blocks: Ids, keys: Keys) -> Keys:
         """Let each block, which is referenced and has no key, be found under the key at the same place.
 
-        A block that already holds the key stays the one that `find` answers. Returns the keys that nobody held before.
+        A block that already holds the key stays the one that `find` answers. No key may be given twice. Returns the
+        keys that nobody held before.
         """
         self.num_keys_stored += len(keys)
-        key_of = self._keys
-        if len(keys) >= BULK:
-            ids, wanted = np.array(blocks, dtype=np.int32), np.array(keys, dtype=np.int64)
-            self.index_for(int(wanted.max()) + 1)
-            if not self._first_view[wanted].any():
-                self._keys_view[ids] = wanted
-                self._first_view[wanted] = ids
-                return keys
-        first = self.index_for(max(keys) + 1 if keys else 0)
-        shared = set()
-        for block, key in zip(blocks, keys, strict=True):
-            key_of[block] = key
-            if first[key]:
-                self._others.setdefault(key, {})[block] = None
-                shared.add(key)
-            else:
-                first[key] = block
-        return [key for key in keys if key not in shared] if shared else keys
+        if len(keys) >= MANY:
+            return self._insert_many(view(blocks), np.asarray(keys))
+        return [key for block, key in zip(blocks, keys, strict=True) if self._insert(block, key)]
 
-    def forget(self, blocks: Sequence[int]) -> None:
+    def insert_one(self, block: int, key: int) -> bool:
+        """As `insert`; whether nobody held the key before."""
+        self.num_keys_stored += 1
+        return self._insert(block, key)
+
+    def forget(self, blocks: Ids) -> None:
         """Let `blocks`, which are referenced, be found no more: their content turned out worthless."""
-        self._drop_keys([block for block in blocks if self._keys[block]])
+        self._drop_keys(array("Q", [block for block in blocks if self._keys[block]]))
 
     def reset(self) -> bool:
         """Forget every key. False, and nothing is changed, while any block is referenced."""
         if self.num_used:
             return False
-        cached = self._line()
+        cached = array("Q", self._walk(self._after))
         cached.reverse()
         self._drop_keys(cached)
         num_plain = self._num_plain
         self._plain_view[len(cached) : len(cached) + num_plain] = self._plain_view[:num_plain].copy()
-        self._plain_view[: len(cached)] = cached
+        self._plain_view[: len(cached)] = view(cached)
         self._num_plain += len(cached)
         self._num_cached = 0
         self._after[0] = self._before[0] = 0
@@ -240,7 +245,7 @@ class BlockPool:
 
     def line(self) -> list[int]:
         """The unreferenced blocks, the one to be handed out first in front."""
-        return self._plain[: self._num_plain].tolist()[::-1] + self._line()
+        return self._plain[: self._num_plain].tolist()[::-1] + self._walk(self._after)
 
     def check_integrity(self) -> None:
         """Raise `InvariantError` unless line, counts, keys and index agree. Looks at every block."""
@@ -260,7 +265,7 @@ class BlockPool:
         cached = line[self._num_plain :]
         if any(self._keys[block] for block in line[: self._num_plain]) or not all(self._keys[b] for b in cached):
             wrong.append("plain and cached blocks are mixed in the line")
-        if cached[::-1] != self._line_backwards() or any(
+        if cached[::-1] != self._walk(self._before) or any(
             self._stamps[left] >= self._stamps[right] for left, right in pairwise(cached)
         ):
             wrong.append("the links between cached blocks contradict each other")
@@ -270,14 +275,13 @@ class BlockPool:
         if wrong:
             raise InvariantError("; ".join(wrong))
 
-    def _touch_many(self, blocks: Sequence[int]) -> None:
+    def _touch_many(self, ids: IdView) -> None:
         """As `touch`. Neighbours that leave together leave one gap; gaps are closed left to right by stamps."""
         refs, after, before = self._refs_view, self._after_view, self._before_view
-        ids = np.array(blocks, dtype=np.int32)
-        ids = ids[ids != NULL_BLOCK]
         counts = refs[ids]
         refs[ids] = counts + 1
-        ids = ids[counts == 0]
+        refs[NULL_BLOCK] = 0
+        ids = ids[(counts == 0) & (ids != NULL_BLOCK)]
         # Who stands in the line has no reference, so a referenced neighbour is one that is leaving, too.
         starts = ids[refs[before[ids]] == 0]
         ends = ids[refs[after[ids]] == 0]
@@ -289,10 +293,9 @@ class BlockPool:
         before[right] = left
         self._num_cached -= len(ids)
 
-    def _free_many(self, blocks: Sequence[int]) -> None:
+    def _free_many(self, ids: IdView) -> None:
         """As `free`."""
         refs = self._refs_view
-        ids = np.array(blocks, dtype=np.int32)
         ids = ids[ids != NULL_BLOCK]
         counts = refs[ids] - 1
         if (counts < 0).any():
@@ -301,7 +304,7 @@ class BlockPool:
         ids = ids[counts == 0]
         has_key = self._keys_view[ids] != NO_KEY
         cached, plain = ids[has_key], ids[~has_key]
-        chain = np.zeros(len(cached) + 2, dtype=np.int32)
+        chain = np.zeros(len(cached) + 2, dtype=np.int64)
         chain[0] = self._before[0]
         chain[1:-1] = cached
         self._after_view[chain[:-1]] = chain[1:]
@@ -312,36 +315,54 @@ class BlockPool:
         self._plain_view[self._num_plain : self._num_plain + len(plain)] = plain[::-1]
         self._num_plain += len(plain)
 
-    def _evict(self, count: int) -> list[int]:
+    def _insert(self, block: int, key: int) -> bool:
+        self._keys[block] = key
+        first = self._first if key < len(self._first) else self.index_for(key + 1)
+        if first[key]:
+            self._others.setdefault(key, {})[block] = None
+            return False
+        first[key] = block
+        return True
+
+    def _insert_many(self, ids: IdView, keys: npt.NDArray[np.int64]) -> Keys:
+        """As `insert`."""
+        self.index_for(int(keys.max()) + 1)
+        self._keys_view[ids] = keys
+        is_held = self._first_view[keys] != NULL_BLOCK
+        if not is_held.any():
+            self._first_view[keys] = ids
+            return keys
+        for block, key in zip(ids[is_held].tolist(), keys[is_held].tolist(), strict=True):
+            self._others.setdefault(key, {})[block] = None
+        new: npt.NDArray[np.int64] = keys[~is_held]
+        self._first_view[new] = ids[~is_held]
+        return new
+
+    def _evict(self, count: int) -> Ids:
         """Unlink the first `count` cached blocks of the line, take their keys and give each a reference."""
         after = self._after
         block = 0
-        evicted = []
-        for _ in repeat(None, count):
-            block = after[block]
-            evicted.append(block)
+        evicted = [block := after[block] for _ in repeat(None, count)]
         rest = after[block]
         after[0] = rest
         self._before[rest] = 0
         self._num_cached -= count
         self.num_keys_evicted += count
-        self._drop_keys(evicted)
-        refs = self._refs
-        for block in evicted:
-            refs[block] = 1
-        return evicted
+        blocks = array("Q", evicted)
+        self._drop_keys(blocks)
+        self._refs_view[view(blocks)] = 1
+        return blocks
 
-    def _drop_keys(self, blocks: Sequence[int]) -> None:
+    def _drop_keys(self, blocks: Ids) -> None:
         """Take the key of each block; all have one."""
         key_of, first, others = self._keys, self._first, self._others
-        if len(blocks) >= BULK:
-            ids = np.array(blocks, dtype=np.int32)
+        if len(blocks) >= MANY:
+            ids = view(blocks)
             keys = self._keys_view[ids]
-            vacant: list[int] = keys.tolist()
-            if others.keys().isdisjoint(vacant):
+            if not others or others.keys().isdisjoint(keys.tolist()):
                 self._keys_view[ids] = NO_KEY
                 self._first_view[keys] = NULL_BLOCK
-                self.on_vacant(vacant)
+                self.on_vacant(keys)
                 return
         vacant = []
         for block in blocks:
@@ -363,14 +384,8 @@ class BlockPool:
         if not others:
             del self._others[key]
 
-    def _line(self) -> list[int]:
-        """The cached blocks in the line, least recently used first."""
-        return self._walk(self._after)
-
-    def _line_backwards(self) -> list[int]:
-        return self._walk(self._before)
-
     def _walk(self, links: array[int]) -> list[int]:
+        """The cached blocks in the line, least recently used first; backwards through `_before`."""
         blocks = []
         block = links[0]
         while block:
@@ -381,11 +396,5 @@ class BlockPool:
         return blocks
 
 
-def _zeros(count: int) -> tuple[array[int], np.ndarray]:
-    """An int32 array and its view."""
-    zeros = array("i", [0]) * count
-    return zeros, np.frombuffer(zeros, dtype=np.int32)
-
-
-def _ignore(keys: list[int]) -> None:
+def _ignore(keys: Keys) -> None:
     """Nobody listens."""

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from octavo.cache.flat_array import IdView
 from octavo.cache.group_manager import GroupManager
 from octavo.cache.prefix_cache import PrefixCache
-from octavo.kv.specs import NULL_BLOCK, ChunkedLocalSpec
+from octavo.kv.specs import ChunkedLocalSpec
 
 
 class ChunkedLocalManager(GroupManager):
@@ -23,17 +24,13 @@ class ChunkedLocalManager(GroupManager):
         return -(-(num_dropped + 1) * self.block_size // self.chunk) * self.chunk
 
     def find_hit(
-        self, prefixes: PrefixCache, nodes: Sequence[int], groups: Sequence[int], max_tokens: int, alignment: int
+        self, prefixes: PrefixCache, nodes: IdView, groups: Sequence[int], max_tokens: int, alignment: int
     ) -> int:
         limit = max_tokens
         while True:
             first = self.num_dropped_blocks(limit)
-            inside = nodes[first : limit // self.block_size]
-            for group in groups:
-                blocks = prefixes.blocks(inside, group)
-                if NULL_BLOCK in blocks:
-                    inside = inside[: blocks.index(NULL_BLOCK)]
-            hit = (first + len(inside)) * self.block_size
+            inside = prefixes.num_cached(nodes[first : limit // self.block_size], groups)
+            hit = (first + inside) * self.block_size
             hit -= hit % alignment
             if self.num_dropped_blocks(hit) == first:
                 return hit

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from octavo.cache.flat_array import repeated
 from octavo.cache.group_manager import GroupManager
 from octavo.cache.request_blocks import ComputedBlocks, RequestBlocks
 from octavo.kv.specs import NULL_BLOCK
@@ -41,11 +42,11 @@ def fork_blocks(
         if not manager.can_fork(num_tokens, num_settled) or len(needed) < stop - first or NULL_BLOCK in needed:
             return None
         num_full = max(first, manager.num_full_blocks(num_shared))
-        shared.append([NULL_BLOCK] * first + table[first:num_full])
-        copied.append(table[num_full:stop])
+        shared.append(repeated(NULL_BLOCK, first) + table[first:num_full])
+        copied.append(table[num_full:stop].tolist())
     return ComputedBlocks(
         num_tokens=num_tokens,
-        block_ids=tuple(shared),
+        tables=tuple(shared),
         copied=tuple(copied),
         nodes=held.nodes[:num_nodes],
         generation=generation,
@@ -55,6 +56,6 @@ def fork_blocks(
 def block_copies(computed: ComputedBlocks, block_ids: Sequence[Sequence[int]]) -> list[tuple[int, int]]:
     """(source, destination) of each block to copy, given the whole tables that `allocate_slots` answered."""
     copies: list[tuple[int, int]] = []
-    for sources, shared, table in zip(computed.copied, computed.block_ids, block_ids, strict=False):
+    for sources, shared, table in zip(computed.copied, computed.tables, block_ids, strict=False):
         copies += zip(sources, table[len(shared) : len(shared) + len(sources)], strict=True)
     return copies

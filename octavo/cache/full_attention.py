@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from octavo.cache.flat_array import IdView
 from octavo.cache.group_manager import GroupManager
 from octavo.cache.prefix_cache import PrefixCache
-from octavo.kv.specs import NULL_BLOCK
 
 
 class FullAttentionManager(GroupManager):
@@ -18,12 +18,7 @@ class FullAttentionManager(GroupManager):
         return self.num_table_blocks(num_tokens) - self.num_table_blocks(num_computed)
 
     def find_hit(
-        self, prefixes: PrefixCache, nodes: Sequence[int], groups: Sequence[int], max_tokens: int, alignment: int
+        self, prefixes: PrefixCache, nodes: IdView, groups: Sequence[int], max_tokens: int, alignment: int
     ) -> int:
-        nodes = nodes[: max_tokens // self.block_size]
-        for group in groups:
-            blocks = prefixes.blocks(nodes, group)
-            if NULL_BLOCK in blocks:
-                nodes = nodes[: blocks.index(NULL_BLOCK)]
-        num_tokens = len(nodes) * self.block_size
+        num_tokens = prefixes.num_cached(nodes[: max_tokens // self.block_size], groups) * self.block_size
         return num_tokens - num_tokens % alignment

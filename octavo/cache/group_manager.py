@@ -6,6 +6,7 @@ import abc
 from collections.abc import Sequence
 from typing import ClassVar
 
+from octavo.cache.flat_array import IdView
 from octavo.cache.prefix_cache import PrefixCache
 from octavo.errors import ConfigError
 from octavo.kv.specs import LayerSpec
@@ -27,6 +28,8 @@ class GroupManager(abc.ABC):
 
     caches_prefixes: ClassVar[bool] = True
     """False for a kind whose content cannot be shared by requests."""
+    is_dense: ClassVar[bool] = True
+    """Whether a table has a place for every `block_size` tokens, and each new place gets a block."""
     skips_places: ClassVar[bool] = False
     """True for a kind that needs no block in some places of its table."""
     reads_whole_prefix: ClassVar[bool] = False
@@ -91,7 +94,7 @@ class GroupManager(abc.ABC):
 
     @abc.abstractmethod
     def find_hit(
-        self, prefixes: PrefixCache, nodes: Sequence[int], groups: Sequence[int], max_tokens: int, alignment: int
+        self, prefixes: PrefixCache, nodes: IdView, groups: Sequence[int], max_tokens: int, alignment: int
     ) -> int:
         """Tokens of the longest usable hit, in whole blocks and in multiples of `alignment`; changes nothing.
 

@@ -5,11 +5,14 @@ from __future__ import annotations
 from collections.abc import KeysView, Sequence
 
 from octavo.cache.block_pool import NO_KEY, BlockPool
+from octavo.cache.contents import root_content
+from octavo.cache.flat_array import no_ids, repeated
 from octavo.cache.fork import fork_blocks
 from octavo.cache.group_manager import NEVER, GroupManager, check_retention
 from octavo.cache.lookup import PrefixLookup
 from octavo.cache.places import blocks_to_come, check_references, fill_places, wanted_places
-from octavo.cache.prefix_cache import NO_NODE, PrefixCache, block_contents, root_content
+from octavo.cache.prefix_cache import NO_NODE, PrefixCache
+from octavo.cache.prefix_writer import PrefixWriter
 from octavo.cache.registry import make_group_manager
 from octavo.cache.request_blocks import BlockCounts, ComputedBlocks, PrefixStats, RequestBlocks
 from octavo.errors import InvariantError
@@ -65,15 +68,26 @@ class KVCacheManager:
         self.enable_caching = (
             enable_caching and bool(self.managers) and all(manager.caches_prefixes for manager in self.managers)
         )
+        self._writer = PrefixWriter(
+            self.managers,
+            self._prefixes,
+            intervals=self._intervals,
+            scheduler_block_size=self.scheduler_block_size,
+            hash_block_size=self.hash_block_size,
+        )
         if self.enable_caching and retention_interval is not None:
             check_retention(retention_interval, self.scheduler_block_size)
         self._dropping = [
             (group, manager) for group, manager in enumerate(self.managers) if manager.next_drop(0) < NEVER
         ]
         self._skips_places = any(manager.skips_places for manager in self.managers)
+        self._grows_evenly = all(
+            manager.is_dense and manager.block_size == self.scheduler_block_size for manager in self.managers
+        )
+        """Whether all tables get their next block at the same token."""
         self._held: dict[str, RequestBlocks] = {}
         self._nothing: tuple[list[int], ...] = tuple([] for _ in self.managers)
-        self._no_hit = ComputedBlocks(num_tokens=0, block_ids=self._nothing)
+        self._no_hit = ComputedBlocks(num_tokens=0, tables=tuple([no_ids() for _ in self.managers]))
         self._query_tokens = 0
         self._hit_tokens = 0
 
@@ -164,7 +178,7 @@ class KVCacheManager:
     def block_ids(self, request_id: str) -> tuple[list[int], ...]:
         """The request's tables by group, 0 where nothing is kept; empty lists when it holds nothing. To read only."""
         held = self._held.get(request_id)
-        return self._nothing if held is None else tuple(held.tables)
+        return self._nothing if held is None else tuple([table.tolist() for table in held.tables])
 
     def request_ids(self) -> KeysView[str]:
         """The requests that hold blocks."""
@@ -219,7 +233,7 @@ class KVCacheManager:
 
     def whole_prompt_blocks(self, request: Request, computed: ComputedBlocks) -> int:
         """Most blocks that the known tokens of `request` need at once, beside the blocks of its hit."""
-        known, pairs = min(request.num_tokens, self.max_model_len), zip(self.managers, computed.block_ids, strict=True)
+        known, pairs = min(request.num_tokens, self.max_model_len), zip(self.managers, computed.tables, strict=True)
         return sum(blocks_to_come(manager, table, computed.num_tokens, known) for manager, table in pairs)
 
     def _admit(
@@ -230,7 +244,7 @@ class KVCacheManager:
             computed = self._no_hit
         elif computed.num_tokens and computed.generation != self._prefixes.generation:
             raise InvariantError(f"the hit of request {request.request_id} is stale: look it up again")
-        pool, hits = self._pool, computed.block_ids
+        pool, hits = self._pool, computed.tables
         num_tokens = computed.num_tokens + num_new_tokens
         copied = computed.copied or self._nothing
         needed = leave_free + sum(
@@ -249,7 +263,7 @@ class KVCacheManager:
         held = self._adopt(request, computed)
         self._lengthen(held, num_tokens, leave_free, copied)
         self._cache_full_blocks(request, held, num_tokens)
-        return tuple([table.copy() for table in held.tables])
+        return tuple([table.tolist() for table in held.tables])
 
     def _adopt(self, request: Request, computed: ComputedBlocks) -> RequestBlocks:
         """Remember an admitted request, so far with the blocks of its hit alone."""
@@ -264,15 +278,14 @@ class KVCacheManager:
                 self._query_tokens += request.num_tokens
                 self._hit_tokens += computed.num_tokens
         held = RequestBlocks(
-            tables=[table.copy() for table in computed.block_ids],
+            tables=[table[:] for table in computed.tables],
             num_dropped=[manager.num_dropped_blocks(computed.num_tokens) for manager in self.managers],
             num_cached_tokens=computed.num_tokens - computed.num_tokens % self.scheduler_block_size,
             tip=tip,
         )
         for table in held.tables:
             self._pool.touch(table)
-        held.nodes = nodes.copy()
-        held.contents = computed.contents.copy()
+        held.nodes = nodes[:]
         if self.enable_caching:
             last = request.num_prompt_tokens - 1
             held.boundaries = (last - last % self.scheduler_block_size, computed.junction)
@@ -287,7 +300,13 @@ class KVCacheManager:
         if request.num_computed_tokens >= held.next_drop:
             self._drop(held, request.num_computed_tokens)
         new = self._nothing
-        if num_tokens > held.capacity:
+        if num_tokens <= held.capacity:
+            pass
+        elif self._grows_evenly and num_tokens <= held.capacity + self.scheduler_block_size:
+            if len(self.managers) > self._pool.num_available - leave_free:
+                return None
+            new = self._take_one_each(held)
+        else:
             needed = sum(
                 [
                     manager.num_new_blocks(len(table), num_tokens)
@@ -309,7 +328,7 @@ class KVCacheManager:
                 gone = table[first:stop]
                 gone.reverse()
                 self._pool.free(gone)
-                table[first:stop] = [NULL_BLOCK] * (stop - first)
+                table[first:stop] = repeated(NULL_BLOCK, stop - first)
                 held.num_dropped[group] = stop
         held.next_drop = self._next_drop(held)
 
@@ -345,54 +364,22 @@ class KVCacheManager:
             [manager.num_table_tokens(len(table)) for manager, table in zip(managers, tables, strict=True)],
             default=NEVER,
         )
+        return tuple([taken.tolist() for taken in new])
+
+    def _take_one_each(self, held: RequestBlocks) -> tuple[list[int], ...]:
+        """As `_lengthen`, for tables that grow by a block each."""
+        held.capacity += self.scheduler_block_size
+        new = []
+        for table in held.tables:
+            block = self._pool.take_one()
+            table.append(block)
+            new.append([block])
         return tuple(new)
 
     def _cache_full_blocks(self, request: Request, held: RequestBlocks, num_tokens: int) -> None:
-        """Let full blocks of known tokens be found by later requests, then say until when there is nothing to do.
-
-        Blocks are offered a scheduler block at a time: no hit ends in between.
-        """
+        """Let full blocks of known tokens be found by later requests, then say until when there is nothing to do."""
         held.quiet_until = min(held.capacity, held.next_drop)
         if not self.enable_caching:
             return
-        size = self.scheduler_block_size
-        known = min(num_tokens, request.num_tokens)
-        first, stop = held.num_cached_tokens, known - known % size
-        if stop > first:
-            self._learn_prefixes(request, held, stop)
-            nodes, step = held.nodes, self.hash_block_size
-            for group, manager in enumerate(self.managers):
-                places = manager.blocks_to_cache(
-                    max(first // manager.block_size, held.num_dropped[group]),
-                    stop // manager.block_size,
-                    held.boundaries,
-                    self._intervals[group],
-                )
-                table, ratio = held.tables[group], manager.block_size // step
-                if manager.skips_places:
-                    places = [place for place in places if table[place] != NULL_BLOCK]
-                ends = nodes if ratio == 1 else nodes[ratio - 1 :: ratio]
-                self._prefixes.store(_at(table, places), _at(ends, places), group)
-            held.num_cached_tokens = stop
-        held.quiet_until = min(held.quiet_until, held.num_cached_tokens + size - 1)
-
-    def _learn_prefixes(self, request: Request, held: RequestBlocks, num_tokens: int) -> None:
-        """Extend the request's chain of nodes to its first `num_tokens` tokens."""
-        nodes, step = held.nodes, self.hash_block_size
-        count = num_tokens // step - len(nodes)
-        if count <= 0:
-            return
-        contents = held.contents[:count]
-        del held.contents[:count]
-        if len(contents) < count:
-            held.contents.clear()
-            contents = block_contents(request.token_ids, step, len(nodes), len(nodes) + count)
-        nodes += self._prefixes.extend(held.tip, contents)
-        held.tip = nodes[-1]
-
-
-def _at(items: list[int], places: Sequence[int]) -> list[int]:
-    """The items at `places`, which grow."""
-    if isinstance(places, range):
-        return items[places.start : places.stop]
-    return [items[place] for place in places]
+        self._writer.enter(request, held, min(num_tokens, request.num_tokens))
+        held.quiet_until = min(held.quiet_until, held.num_cached_tokens + self.scheduler_block_size - 1)

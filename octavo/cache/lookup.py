@@ -5,8 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+from octavo.cache.contents import block_contents, root_content
+from octavo.cache.flat_array import Ids, IdView, ids_of, no_ids, repeated, view
 from octavo.cache.group_manager import GroupManager
-from octavo.cache.prefix_cache import NO_NODE, PrefixCache, block_contents, root_content
+from octavo.cache.prefix_cache import NO_NODE, PrefixCache
 from octavo.cache.request_blocks import ComputedBlocks
 from octavo.kv.specs import NULL_BLOCK
 from octavo.request import Request
@@ -36,32 +38,26 @@ class PrefixLookup:
         prefixes, step = self._prefixes, self.hash_block_size
         limit = request.num_tokens - 1
         root = prefixes.root(root_content(salt=request.cache_salt))
-        contents: list[bytes] = []
-        nodes: list[int] = []
-        if root != NO_NODE:
-            contents = block_contents(request.token_ids, step, 0, request.num_tokens // step)
-            nodes = prefixes.follow(root, contents[: limit // step])
-        hit, longest = self._agree(nodes, limit)
+        nodes = no_ids()
+        if root != NO_NODE and limit >= step:
+            nodes = prefixes.follow(root, block_contents(request.token_ids, step, 0, limit // step))
+        hit, longest = self._agree(view(nodes), limit) if nodes else (0, 0)
         del nodes[hit // step :]
-        tables = []
-        for group, manager in enumerate(self._managers):
-            first = manager.num_dropped_blocks(hit)
-            ratio = manager.block_size // step
-            needed = nodes if ratio == 1 else nodes[ratio - 1 :: ratio]
-            if first:
-                tables.append([NULL_BLOCK] * first + prefixes.blocks(needed[first:], group))
-            else:
-                tables.append(prefixes.blocks(needed, group))
         return ComputedBlocks(
             num_tokens=hit,
-            block_ids=tuple(tables),
+            tables=tuple([self._table(group, view(nodes), hit) for group in range(len(self._managers))]),
             junction=longest if longest > hit else 0,
             nodes=nodes,
-            contents=contents[len(nodes) :],
             generation=prefixes.generation,
         )
 
-    def _agree(self, nodes: Sequence[int], limit: int) -> tuple[int, int]:
+    def _table(self, group: int, nodes: IdView, hit: int) -> Ids:
+        """The blocks of a hit of `hit` tokens, whose prefixes are `nodes`."""
+        manager = self._managers[group]
+        first, ratio = manager.num_dropped_blocks(hit), manager.block_size // self.hash_block_size
+        return repeated(NULL_BLOCK, first) + ids_of(self._prefixes.blocks(nodes[ratio - 1 :: ratio][first:], group))
+
+    def _agree(self, nodes: IdView, limit: int) -> tuple[int, int]:
         """(tokens of the longest hit that every kind accepts, tokens of the longest hit that one kind found)."""
         step, alignment = self.hash_block_size, self.scheduler_block_size
         length = limit
@@ -70,8 +66,7 @@ class PrefixLookup:
         while num_agreed < len(self._kinds):
             for manager, groups in self._kinds:
                 ratio = manager.block_size // step
-                own = nodes if ratio == 1 else nodes[ratio - 1 :: ratio]
-                hit = manager.find_hit(self._prefixes, own, groups, length, alignment)
+                hit = manager.find_hit(self._prefixes, nodes[ratio - 1 :: ratio], groups, length, alignment)
                 longest = max(longest, hit)
                 num_agreed = num_agreed + 1 if hit == length else 1
                 length = hit

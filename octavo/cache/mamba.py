@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from octavo.cache.flat_array import IdView
 from octavo.cache.group_manager import NEVER, GroupManager
 from octavo.cache.prefix_cache import PrefixCache
 from octavo.kv.specs import MambaSpec
@@ -13,6 +14,7 @@ class MambaManager(GroupManager):
     """Gives a request its state blocks once; states are overwritten at every step, so nothing is shared."""
 
     caches_prefixes = False
+    is_dense = False
 
     def __init__(self, spec: MambaSpec, *, max_model_len: int, max_chunk_tokens: int) -> None:
         super().__init__(spec, max_model_len=max_model_len, max_chunk_tokens=max_chunk_tokens)
@@ -31,7 +33,7 @@ class MambaManager(GroupManager):
         return 0
 
     def find_hit(
-        self, prefixes: PrefixCache, nodes: Sequence[int], groups: Sequence[int], max_tokens: int, alignment: int
+        self, prefixes: PrefixCache, nodes: IdView, groups: Sequence[int], max_tokens: int, alignment: int
     ) -> int:
         return 0
 
@@ -49,6 +51,7 @@ class AlignedMambaManager(GroupManager):
     is room.
     """
 
+    is_dense = False
     skips_places = True
 
     def num_dropped_blocks(self, num_computed: int) -> int:
@@ -73,14 +76,11 @@ class AlignedMambaManager(GroupManager):
         return wanted or 0
 
     def find_hit(
-        self, prefixes: PrefixCache, nodes: Sequence[int], groups: Sequence[int], max_tokens: int, alignment: int
+        self, prefixes: PrefixCache, nodes: IdView, groups: Sequence[int], max_tokens: int, alignment: int
     ) -> int:
-        nodes = nodes[: max_tokens // self.block_size]
-        for place, cached in enumerate(prefixes.cached_from_the_end(nodes, groups)):
-            num_tokens = (len(nodes) - place) * self.block_size
-            if cached and num_tokens % alignment == 0:
-                return num_tokens
-        return 0
+        step = alignment // self.block_size
+        ends = prefixes.cached(nodes[step - 1 : max_tokens // self.block_size : step], groups).nonzero()[0]
+        return (int(ends[-1]) + 1) * alignment if len(ends) else 0
 
     def blocks_to_cache(self, start: int, stop: int, boundaries: Sequence[int], interval: int) -> Sequence[int]:
         replay = boundaries[0] if boundaries else 0

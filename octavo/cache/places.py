@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 
 from octavo.cache.block_pool import BlockPool
+from octavo.cache.flat_array import Ids, repeated
 from octavo.cache.group_manager import GroupManager
 from octavo.cache.request_blocks import RequestBlocks
 from octavo.errors import InvariantError
@@ -43,13 +44,13 @@ def wanted_places(
 
 
 def fill_places(
-    tables: Sequence[list[int]], places: Sequence[Sequence[int]], stops: Sequence[int], pool: BlockPool
-) -> list[list[int]]:
+    tables: Sequence[Ids], places: Sequence[Sequence[int]], stops: Sequence[int], pool: BlockPool
+) -> list[Ids]:
     """What each table is to be lengthened by: blocks of the pool in `places`, the null block in the others."""
     blocks = iter(pool.take(sum(map(len, places))))
     new = []
     for table, wanted, stop in zip(tables, places, stops, strict=True):
-        taken = [NULL_BLOCK] * (stop - len(table))
+        taken = repeated(NULL_BLOCK, stop - len(table))
         for place in wanted:
             taken[place - len(table)] = next(blocks)
         new.append(taken)

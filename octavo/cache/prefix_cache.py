@@ -1,63 +1,76 @@
 """Which prefixes are known, and under which key of the pool each of them is cached, group by group.
 
 A prefix is a whole number of hash blocks (`hash_block_size` tokens each). Every known prefix has a small number, its
-*node*; a node is found by (node of the prefix one block shorter, content of the last block), where the content is the
-block's token ids as bytes, followed by the digests of media that overlap it. What holds for a whole request (cache
-salt, adapter) is the content of the chain's root.
+*node*. Nodes that follow each other without a fork lie in one *span*, which has the token ids of all of them side by
+side: a radix tree, whose edges are the spans.
 
-The look-up is a Python dict: its keyed hash (SipHash, random key per process) only finds the candidates, after which
-the dict compares the contents themselves, and the parents are equal by construction. So the chain of nodes compares
-every token of the prefix, and no collision can hand a request another prefix's cache.
+    span 1 (root)  span 2: 512 blocks of a shared prompt           span 3: 40 blocks of one request's question
+    [ node 1 ] ──> [ 2 | 3 | 4 | ........................ ] ──┬──> [ 514 | 515 | ... ]
+                                                              └──> [ 554 | 555 | ... ]   span 4: of another's
+
+The span after a fork is found in a dict under (number of the span before, content of the span's first block): Python's
+keyed hash (SipHash, random key per process) only finds the candidate, after which the dict compares the content itself.
+The rest of the span is compared as bytes. What holds for a whole request (cache salt, adapter) is the content of the
+root. So every token of a prefix is compared, and no collision can hand a request another prefix's cache.
 
 Node n in group g has key `n * num_groups + g` in the pool's index.
 """
 
 from __future__ import annotations
 
-from array import array
-from collections.abc import Iterable, Iterator, Sequence
-from itertools import repeat
+from collections.abc import Iterable, Sequence
+from itertools import chain
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from octavo.cache.block_pool import BlockPool
+from octavo.cache.contents import BlockContents
+from octavo.cache.flat_array import MANY, Ids, IdView, grown, ids_from, no_ids, view, zeros
 from octavo.errors import InvariantError
-from octavo.kv.specs import NULL_BLOCK
 
 NO_NODE = 0
-"""Node of no prefix: the parent of all roots."""
+"""Node of no prefix."""
 
 PLAIN_ROOT = 1
 """Root of requests without salt or adapter."""
 
-TOKEN_BYTES = 4
+NO_SPAN = 0
+"""What roots stand behind."""
 
 
-def root_content(*, salt: str | None = None, adapter: str | None = None) -> bytes:
-    """What tells apart requests that must not share blocks at all; empty for a plain request."""
-    if salt is None and adapter is None:
-        return b""
-    parts = [b"-" if text is None else b"+" + text.encode("utf-8", "surrogatepass") for text in (salt, adapter)]
-    return b"".join(len(part).to_bytes(8, "little") + part for part in parts)
+def span_key(before: int, head: bytes) -> tuple[int, bytes]:
+    """Under what a span is found: number of the span before it, content of its first block."""
+    return before, head
 
 
-def block_contents(
-    token_ids: array[int], block_size: int, first: int, stop: int, media: Sequence[tuple[int, int, bytes]] = ()
-) -> list[bytes]:
-    """The contents of blocks `first` .. `stop - 1` of `token_ids` (int32).
+class Span:
+    """Prefixes that extend each other by one block, with no fork in between.
 
-    Parameters:
-        media: (first position, number of positions, digest) of each image or the like; token ids alone do not say
-            what stands at these positions.
+    Owns: their nodes and their token ids.
     """
-    data = token_ids[first * block_size : stop * block_size].tobytes()
-    size = block_size * TOKEN_BYTES
-    contents = [data] if stop - first == 1 else np.frombuffer(data, dtype=f"V{size}").tolist()
-    for begin, length, digest in media:
-        for block in range(max(first, begin // block_size), min(stop, -(-(begin + length) // block_size))):
-            offset = begin - block * block_size
-            contents[block - first] += offset.to_bytes(8, "little", signed=True) + digest
-    return contents
+
+    __slots__ = ("before", "depth", "head", "nodes", "num_after", "number", "tokens")
+
+    def __init__(self, number: int, before: Span | None, head: bytes, nodes: Ids, tokens: bytearray) -> None:
+        self.number = number
+        self.before = before
+        """The span that this one follows; None for a root."""
+        self.depth: int = 0 if before is None else before.depth + len(before.nodes)
+        """Nodes before its first one, up to the root."""
+        self.head = head
+        """Content of the first block."""
+        self.nodes: Ids = nodes
+        self.tokens = tokens
+        """Of all blocks; none for a root."""
+        self.num_after = 0
+        """Spans that follow."""
+
+    @property
+    def key(self) -> tuple[int, bytes]:
+        """Under what it is found."""
+        return span_key(NO_SPAN if self.before is None else self.before.number, self.head)
 
 
 class PrefixCache:
@@ -74,153 +87,301 @@ class PrefixCache:
         self.num_groups = num_groups
         self._pool = pool
         pool.on_vacant = self.vacate
-        self._nodes: dict[tuple[int, bytes], int] = {}
-        self._identity: list[tuple[int, bytes] | None] = [None]
-        self._holders: list[int] = [1]
-        """By node: prefixes one block longer, groups in which it is cached, and holds by requests."""
-        self._unused: list[int] = []
+        self._spans: list[Span | None] = [None]
+        """By number; None where the number is unused."""
+        self._unused_spans: list[int] = []
+        self._found: dict[tuple[int, bytes], Span] = {}
+        """By `Span.key`."""
+        # Of each node: holders (groups that cache it, and holds by requests), its span, the nodes before it.
+        self._holders, self._holders_view = zeros(64)
+        self._span_of, self._span_of_view = zeros(64)
+        self._depths, self._depths_view = zeros(64)
+        self._num_numbered = 1
+        """Nodes ever numbered, `NO_NODE` included."""
+        self._unused = no_ids()
         self.generation = 0
         """Grows whenever a cached prefix may have been lost: what was looked up in another generation may be void."""
-        if self.hold_root(b"") != PLAIN_ROOT:
-            raise InvariantError("the plain root is not the first node")
+        self._add_root(b"")
+        self.hold(PLAIN_ROOT)
 
     @property
     def num_nodes(self) -> int:
         """Known prefixes, roots included."""
-        return len(self._nodes)
+        return self._num_numbered - 1 - len(self._unused)
 
     def root(self, content: bytes) -> int:
         """The known root of that content, or `NO_NODE`."""
-        return self._nodes.get((NO_NODE, content), NO_NODE) if content else PLAIN_ROOT
+        if not content:
+            return PLAIN_ROOT
+        span = self._found.get(span_key(NO_SPAN, content))
+        return NO_NODE if span is None else span.nodes[0]
 
-    def follow(self, node: int, contents: Iterable[bytes]) -> list[int]:
+    def follow(self, node: int, contents: BlockContents) -> Ids:
         """The known nodes of the prefixes that extend `node` by one, two, ... of `contents`, to the first unknown."""
-        find = self._nodes.get
-        nodes = []
-        for content in contents:
-            child = find((node, content))
-            if child is None:
-                break
-            nodes.append(child)
-            node = child
-        return nodes
+        return self._walk(node, contents)[0]
 
-    def extend(self, node: int, contents: Sequence[bytes]) -> list[int]:
+    def extend(self, node: int, contents: BlockContents) -> Ids:
         """As `follow`, but unknown prefixes become known. Moves one hold from `node` to the last node returned."""
-        nodes = self.follow(node, contents)
+        nodes, span, place = self._walk(node, contents)
         if len(nodes) < len(contents):
-            nodes += self._add(nodes[-1] if nodes else node, contents[len(nodes) :])
+            nodes += self._add(span, place, contents, len(nodes))
         if nodes:
             self._holders[nodes[-1]] += 1
             self.release(node)
         return nodes
 
+    def extend_by_one(self, node: int, tokens: bytes) -> int:
+        """As `extend`, by a block without media. Costs least where `node` is the end of all known prefixes."""
+        span = self._span(node)
+        if span.nodes[-1] != node or span.num_after or span.before is None:
+            return self.extend(node, BlockContents(tokens, len(tokens)))[0]
+        new = self._unused.pop() if self._unused else self._number(1)[0]
+        self._span_of[new] = span.number
+        self._depths[new] = span.depth + len(span.nodes)
+        span.nodes.append(new)
+        span.tokens += tokens
+        self._holders[new] = 1
+        self._holders[node] -= 1
+        return new
+
     def hold_root(self, content: bytes) -> int:
         """The root of that content, made known if it is not, with one hold more."""
-        self.hold(NO_NODE)
-        return self.extend(NO_NODE, [content])[0]
+        node = self.root(content) or self._add_root(content)
+        self.hold(node)
+        return node
 
     def hold(self, node: int) -> None:
         """Keep `node` and all it extends known until `release`."""
         self._holders[node] += 1
 
     def release(self, node: int) -> None:
-        """End a hold. Nodes that nothing keeps any more are forgotten, the longest prefix first."""
-        self._holders[node] -= 1
-        self._forget((node,))
+        """End a hold. Nodes that nothing keeps any more are forgotten."""
+        holders = self._holders
+        holders[node] -= 1
+        if not holders[node]:
+            self._trim(self._spans[self._span_of[node]])
 
-    def store(self, blocks: Sequence[int], nodes: Sequence[int], group: int) -> None:
-        """Let each of `blocks` be found under the node at the same place, in `group`."""
+    def store(self, blocks: Ids, nodes: Ids, group: int) -> None:
+        """Let each of `blocks` be found under the node at the same place, in `group`. The nodes differ."""
         num_groups, holders = self.num_groups, self._holders
-        keys = nodes if num_groups == 1 else [node * num_groups + group for node in nodes]
-        new = self._pool.insert(blocks, keys)
-        if new is not keys:
-            nodes = [key // num_groups for key in new]
-        for node in nodes:
-            holders[node] += 1
+        if len(nodes) < MANY:
+            keys = nodes if num_groups == 1 else [node * num_groups + group for node in nodes]
+            for key in self._pool.insert(blocks, keys):
+                holders[key // num_groups] += 1
+            return
+        new = np.asarray(self._pool.insert(blocks, self._keys(view(nodes), group)))
+        self._holders_view[new // num_groups] += 1
+
+    def store_one(self, block: int, node: int, group: int) -> None:
+        """As `store`."""
+        if self._pool.insert_one(block, node * self.num_groups + group):
+            self._holders[node] += 1
 
     def block(self, node: int, group: int) -> int:
         """The block cached for `node` in `group`, or the null block."""
         return self._pool.find(node * self.num_groups + group)
 
-    def blocks(self, nodes: Sequence[int], group: int) -> list[int]:
+    def blocks(self, nodes: IdView, group: int) -> npt.NDArray[np.int32]:
         """The block cached for each of `nodes` in `group`, the null block where there is none."""
-        first, num_groups = self._index(), self.num_groups
-        return [first[node * num_groups + group] for node in nodes]
+        return self._pool.find_many(self._keys(nodes, group))
 
-    def cached_from_the_end(self, nodes: Sequence[int], groups: Sequence[int]) -> Iterator[bool]:
-        """For each of `nodes`, from the last to the first: whether all `groups` have a block cached for it."""
-        first, num_groups = self._index(), self.num_groups
-        if len(groups) == 1:
-            group = groups[0]
-            return (first[node * num_groups + group] != NULL_BLOCK for node in reversed(nodes))
-        return (all(first[node * num_groups + group] for group in groups) for node in reversed(nodes))
+    def cached(self, nodes: IdView, groups: Sequence[int]) -> npt.NDArray[np.bool_]:
+        """For each of `nodes`: whether all `groups` have a block cached for it."""
+        found: npt.NDArray[np.bool_] = self.blocks(nodes, groups[0]) != 0
+        for group in groups[1:]:
+            found &= self.blocks(nodes, group) != 0
+        return found
 
-    def vacate(self, keys: Sequence[int]) -> None:
+    def num_cached(self, nodes: IdView, groups: Sequence[int]) -> int:
+        """How many of `nodes`, from the first on, all `groups` have a block cached for."""
+        found = self.cached(nodes, groups)
+        return len(found) if found.all() else int(found.argmin())
+
+    def vacate(self, keys: Sequence[int] | npt.NDArray[np.int64]) -> None:
         """The pool lost these keys: forget the nodes that only they kept."""
         self.generation += 1
         num_groups, holders = self.num_groups, self._holders
-        nodes = keys if num_groups == 1 else [key // num_groups for key in keys]
-        for node in nodes:
-            holders[node] -= 1
-        self._forget(nodes)
+        spans: list[int] = []
+        if len(keys) < MANY:
+            for key in keys:
+                node = key // num_groups
+                holders[node] -= 1
+                if not holders[node]:
+                    spans.append(self._span_of[node])
+        else:
+            lost, groups = np.divmod(np.asarray(keys), num_groups) if num_groups > 1 else (np.asarray(keys), None)
+            for group in range(num_groups):  # A node may be among them once in each group.
+                self._holders_view[lost if groups is None else lost[groups == group]] -= 1
+            numbers = self._span_of_view[lost[self._holders_view[lost] == 0]]
+            spans = numbers[np.flatnonzero(np.diff(numbers, prepend=NO_SPAN))].tolist()
+        for number in spans:
+            self._trim(self._spans[number])
 
     def check_integrity(self, held: Iterable[int]) -> None:
-        """Raise `InvariantError` unless holders, nodes and index agree, where requests hold the nodes `held`."""
-        expected = [0] * len(self._holders)
-        expected[NO_NODE] = 1
-        for node in (PLAIN_ROOT, *held, *(parent for parent, _ in self._nodes)):
+        """Raise `InvariantError` unless holders, spans and index agree, where requests hold the nodes `held`."""
+        expected = [0] * self._num_numbered
+        cached = (key // self.num_groups for key, block in enumerate(self._pool.index_for(0)) if block)
+        for node in chain((PLAIN_ROOT,), held, cached):
             expected[node] += 1
-        for key, block in enumerate(self._pool.index_for(0)):
-            if block:
-                expected[key // self.num_groups] += 1
-        if expected != self._holders:
-            wrong = [node for node, count in enumerate(expected) if self._holders[node] != count]
+        wrong = [node for node, count in enumerate(expected) if self._holders[node] != count]
+        if wrong:
             raise InvariantError(f"nodes {wrong[:8]} count other holders than they have")
-        for identity, node in self._nodes.items():
-            if self._identity[node] != identity:
-                raise InvariantError(f"node {node} does not know its own content")
-            if not self._holders[node]:
-                raise InvariantError(f"node {node} is kept by nothing")
-        if len(self._nodes) + len(self._unused) + 1 != len(self._identity):
-            raise InvariantError("a node was lost")
+        spans = [span for span in self._spans if span is not None]
+        if {span.key: span for span in spans} != self._found or len(spans) != len(self._found):
+            raise InvariantError("a span is not found under its content")
+        for span in spans:
+            self._check_span(span, sum(1 for other in spans if other.before is span))
+        living = [node for span in spans for node in span.nodes]
+        if sorted([*living, *self._unused]) != list(range(1, self._num_numbered)):
+            raise InvariantError("a node was lost, or stands in two places")
 
-    def _index(self) -> array[int]:
-        """The pool's index, with room for every known node."""
-        return self._pool.index_for(len(self._identity) * self.num_groups)
+    def _check_span(self, span: Span, num_after: int) -> None:
+        number, nodes = span.number, span.nodes
+        if self._spans[number] is not span or span.num_after != num_after or not nodes:
+            raise InvariantError(f"span {number} is empty, or counts others after it than there are")
+        if not num_after and not self._holders[nodes[-1]]:
+            raise InvariantError(f"node {nodes[-1]} is kept by nothing")
+        depth = 0 if span.before is None else span.before.depth + len(span.before.nodes)
+        places = [(number, depth + place) for place in range(len(nodes))]
+        if [(self._span_of[node], self._depths[node]) for node in nodes] != places or span.depth != depth:
+            raise InvariantError(f"a node of span {number} does not know its place")
+        if not span.head.startswith(bytes(span.tokens[: len(span.tokens) // len(nodes)])):
+            raise InvariantError(f"span {number} does not know its own content")
 
-    def _add(self, parent: int, contents: Sequence[bytes]) -> list[int]:
-        """Make unknown prefixes known: `parent` extended by one, two, ... of `contents`. The last has no holder yet."""
-        unused = self._unused
-        nodes = unused[-len(contents) :]
-        del unused[-len(contents) :]
-        num_fresh = len(contents) - len(nodes)
-        if num_fresh:
-            start = len(self._identity)
-            self._identity.extend(repeat(None, num_fresh))
-            self._holders.extend(repeat(0, num_fresh))
-            nodes.extend(range(start, start + num_fresh))
-        identities = list(zip([parent, *nodes[:-1]], contents, strict=True))
-        self._nodes.update(zip(identities, nodes, strict=True))
-        identity_of, holders = self._identity, self._holders
-        for node, identity in zip(nodes, identities, strict=True):
-            identity_of[node] = identity
-            holders[node] = 1
-        holders[nodes[-1]] = 0
-        holders[parent] += 1
+    def _keys(self, nodes: IdView, group: int) -> npt.NDArray[Any]:
+        return nodes if self.num_groups == 1 else nodes * self.num_groups + group
+
+    def _walk(self, node: int, contents: BlockContents) -> tuple[Ids, Span, int]:
+        """(what `follow` returns, the span of its last node, the place in that span behind it)."""
+        span = self._span(node)
+        place = self._depths[node] - span.depth + 1
+        nodes = no_ids()
+        num_blocks = contents.num_blocks
+        while True:
+            if place < len(span.nodes):
+                num_common = contents.num_common(len(nodes), span.tokens, place)
+                nodes += span.nodes[place : place + num_common]
+                place += num_common
+            if place < len(span.nodes) or len(nodes) == num_blocks or not span.num_after:
+                return nodes, span, place
+            after = self._found.get(span_key(span.number, contents.block(len(nodes))))
+            if after is None:
+                return nodes, span, place
+            span, place = after, 1
+            nodes.append(span.nodes[0])
+
+    def _span(self, node: int) -> Span:
+        span = self._spans[self._span_of[node]]
+        if span is None:
+            raise InvariantError(f"node {node} is not known")
+        return span
+
+    def _add(self, span: Span, place: int, contents: BlockContents, first: int) -> Ids:
+        """Make prefixes known: `contents` from block `first` on, behind the first `place` nodes of `span`."""
+        if place < len(span.nodes):
+            span = self._split(span, place)
+        nodes = self._number(len(contents) - first)
+        depth = span.depth + place
+        self._depths_view[view(nodes)] = np.arange(depth, depth + len(nodes))
+        size = contents.block_bytes
+        for start, stop in contents.runs(first):
+            own = nodes[start - first : stop - first]
+            tokens = contents.token_bytes[start * size : stop * size]
+            if span.before is not None and not span.num_after and start not in contents.digests:
+                span.nodes += own
+                span.tokens += tokens
+            else:
+                span = self._add_span(span, contents.block(start), own, bytearray(tokens))
+            self._span_of_view[view(own)] = span.number
         return nodes
 
-    def _forget(self, nodes: Iterable[int]) -> None:
-        """Forget each of `nodes` that has no holder, then every shorter prefix that only it kept."""
-        holders, identity_of, known, unused = self._holders, self._identity, self._nodes, self._unused
-        for first in nodes:
-            node = first
-            while not holders[node]:
-                identity = identity_of[node]
-                if identity is None:  # Forgotten just now, as a prefix of an earlier one of `nodes`.
-                    break
-                del known[identity]
-                identity_of[node] = None
-                unused.append(node)
-                node = identity[0]
-                holders[node] -= 1
+    def _add_root(self, content: bytes) -> int:
+        nodes = self._number(1)
+        self._depths[nodes[0]] = 0
+        self._span_of[nodes[0]] = self._add_span(None, content, nodes, bytearray()).number
+        return nodes[0]
+
+    def _add_span(self, before: Span | None, head: bytes, nodes: Ids, tokens: bytearray) -> Span:
+        if self._unused_spans:
+            number = self._unused_spans.pop()
+        else:
+            number = len(self._spans)
+            self._spans.append(None)
+        if before is not None:
+            before.num_after += 1
+        span = Span(number, before, head, nodes, tokens)
+        self._spans[number] = self._found[span.key] = span
+        return span
+
+    def _split(self, span: Span, place: int) -> Span:
+        """Fork at `place`: the nodes before it become a span of their own, which is returned."""
+        cut = len(span.tokens) // len(span.nodes) * place
+        head, before = span.head, span.before
+        if before is not None:
+            before.num_after -= 1
+        front = self._add_span(before, head, span.nodes[:place], span.tokens[:cut])
+        front.num_after = 1
+        self._span_of_view[view(front.nodes)] = front.number
+        span.head = bytes(span.tokens[cut : cut + cut // place])
+        span.before = front
+        span.depth += place
+        del span.nodes[:place], span.tokens[:cut]
+        self._found[span.key] = span
+        return front
+
+    def _number(self, count: int) -> Ids:
+        """Numbers for `count` new nodes."""
+        unused = self._unused
+        num_again = min(count, len(unused))
+        nodes = unused[len(unused) - num_again :]
+        del unused[len(unused) - num_again :]
+        if num_again < count:
+            start = self._num_numbered
+            self._num_numbered = stop = start + count - num_again
+            nodes += ids_from(start, stop)
+            if stop > len(self._holders):
+                self._holders, self._holders_view = grown(self._holders_view, stop)
+                self._span_of, self._span_of_view = grown(self._span_of_view, stop)
+                self._depths, self._depths_view = grown(self._depths_view, stop)
+            self._pool.index_for(stop * self.num_groups)
+        return nodes
+
+    def _trim(self, span: Span | None) -> None:
+        """Forget the nodes at the end of `span` that nothing keeps, then those at the end of the spans before it."""
+        while span is not None and not span.num_after:
+            nodes, tokens = span.nodes, span.tokens
+            num_kept = self._num_kept(nodes)
+            if num_kept == len(nodes):
+                return
+            self._unused += nodes[num_kept:]
+            if num_kept:
+                del tokens[len(tokens) // len(nodes) * num_kept :]
+                del nodes[num_kept:]
+                return
+            del self._found[span.key]
+            self._spans[span.number] = None
+            self._unused_spans.append(span.number)
+            span = span.before
+            if span is not None:
+                span.num_after -= 1
+
+    def _num_kept(self, nodes: Ids) -> int:
+        """How many of `nodes` are left without those at the end that have no holder; looks at few more than go."""
+        holders = self._holders
+        stop = len(nodes)
+        while stop and not holders[nodes[stop - 1]]:
+            stop -= 1
+            if len(nodes) - stop == MANY:
+                break
+        else:
+            return stop
+        step = 2 * MANY
+        seen = view(nodes)
+        while stop:
+            first = max(0, stop - step)
+            kept = np.flatnonzero(self._holders_view[seen[first:stop]])
+            if len(kept):
+                return first + int(kept[-1]) + 1
+            stop = first
+            step *= 2
+        return 0

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import msgspec
 
+from octavo.cache.flat_array import Ids, no_ids
+
 
 class BlockCounts(msgspec.Struct, frozen=True, kw_only=True):
     """Where the blocks are. free + cached + used + 1 (null) = number of blocks."""
@@ -21,19 +23,22 @@ class ComputedBlocks(msgspec.Struct, frozen=True, kw_only=True):
 
     num_tokens: int
     """Tokens that need not be computed; less than the request's tokens."""
-    block_ids: tuple[list[int], ...]
+    tables: tuple[Ids, ...]
     """Blocks to adopt, by group; 0 where the next token reads nothing."""
     junction: int = 0
     """Tokens of the longest hit of a single kind where that is longer than `num_tokens`, else 0. Other requests left
     the shared path here, so windowed groups keep their blocks at this boundary."""
-    nodes: list[int] = []
-    """Nodes of the prefixes hit, one a hash block."""
-    contents: list[bytes] = []
-    """Contents of hash blocks after `nodes`, as far as they are at hand; saves building them again."""
+    nodes: Ids = msgspec.field(default_factory=no_ids)
+    """Nodes of the prefixes hit, one a hash block. To read only."""
     copied: tuple[list[int], ...] = ()
-    """Blocks behind `block_ids`, by group, that another request holds and this one gets copies of; see `cache.fork`."""
+    """Blocks behind `tables`, by group, that another request holds and this one gets copies of; see `cache.fork`."""
     generation: int = 0
     """Of the prefix cache when this was looked up."""
+
+    @property
+    def block_ids(self) -> tuple[list[int], ...]:
+        """`tables` as lists."""
+        return tuple([table.tolist() for table in self.tables])
 
 
 class PrefixStats(msgspec.Struct, frozen=True, kw_only=True):
@@ -53,7 +58,6 @@ class RequestBlocks:
     __slots__ = (
         "boundaries",
         "capacity",
-        "contents",
         "next_drop",
         "nodes",
         "num_cached_tokens",
@@ -63,19 +67,17 @@ class RequestBlocks:
         "tip",
     )
 
-    def __init__(self, *, tables: list[list[int]], num_dropped: list[int], num_cached_tokens: int, tip: int) -> None:
+    def __init__(self, *, tables: list[Ids], num_dropped: list[int], num_cached_tokens: int, tip: int) -> None:
         self.tables = tables
         """By group: block ids, 0 where nothing is kept."""
         self.num_dropped = num_dropped
         """By group: leading places of the table that hold no block any more."""
         self.num_cached_tokens = num_cached_tokens
         """Leading tokens whose blocks were offered to the prefix cache: a multiple of the scheduler block size."""
-        self.nodes: list[int] = []
+        self.nodes = no_ids()
         """Nodes of the prefixes so far, one a hash block."""
         self.tip = tip
         """The node held for this request: the last of `nodes`, or its root."""
-        self.contents: list[bytes] = []
-        """Contents of the hash blocks after `nodes`, as far as they are at hand."""
         self.boundaries: tuple[int, ...] = ()
         """Numbers of tokens at which windowed groups keep their blocks in the prefix cache."""
         self.capacity = 0

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
+
+from octavo.cache.flat_array import IdView
 from octavo.cache.group_manager import GroupManager
 from octavo.cache.prefix_cache import PrefixCache
 from octavo.kv.specs import SlidingWindowSpec
@@ -29,25 +32,16 @@ class SlidingWindowManager(GroupManager):
         return (num_dropped + 1) * self.block_size + self.window - 1
 
     def find_hit(
-        self, prefixes: PrefixCache, nodes: Sequence[int], groups: Sequence[int], max_tokens: int, alignment: int
+        self, prefixes: PrefixCache, nodes: IdView, groups: Sequence[int], max_tokens: int, alignment: int
     ) -> int:
         nodes = nodes[: max_tokens // self.block_size]
-        run = 0
-        end = 0
-        for place, cached in enumerate(prefixes.cached_from_the_end(nodes, groups)):
-            if not cached:
-                run = 0
-                continue
-            if run == 0:
-                tokens = (len(nodes) - place) * self.block_size
-                if tokens % alignment:
-                    continue
-                end = tokens
-            run += 1
-            if run >= self.num_window_blocks:
-                return end
-        tokens = run * self.block_size
-        return tokens - tokens % alignment
+        ends = np.arange(len(nodes) + 1)
+        # How many blocks before each end are cached without a gap.
+        gaps = np.where(prefixes.cached(nodes, groups), 0, ends[1:])
+        runs = ends - np.maximum.accumulate(np.concatenate(([0], gaps)))
+        usable = runs >= np.minimum(ends, self.num_window_blocks)
+        hits = ends[:: alignment // self.block_size][usable[:: alignment // self.block_size]]
+        return int(hits[-1]) * self.block_size
 
     def blocks_to_cache(self, start: int, stop: int, boundaries: Sequence[int], interval: int) -> Sequence[int]:
         size, reach = self.block_size, self.num_window_blocks

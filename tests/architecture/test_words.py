@@ -20,7 +20,7 @@ prepared probe probed processor question queue raw reason record recorder recurr
 retained row rows rules run runnable runner running sampler sampling scheduler scratch screen search seen segment
 sentence sequence sink sliding small source special splitting stages state static stats status stop strided strings
 table task team template text thread tile token tokenizer tokens too type unsupported update vector vocabulary
-weight weights work worker wrapper
+weight weights work worker wrapper writer
 """
 """Words in everyday use, or in the everyday use of the field, that need no entry in the glossary."""
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Iterable, Sequence
 
 from octavo.cache.block_pool import BlockPool
+from octavo.cache.contents import block_contents
+from octavo.cache.flat_array import Ids, view
 from octavo.cache.group_manager import GroupManager
 from octavo.cache.kv_cache_manager import KVCacheManager
-from octavo.cache.prefix_cache import PrefixCache, block_contents
+from octavo.cache.prefix_cache import PrefixCache
 from octavo.kv.specs import (
     ChunkedLocalSpec,
     FullAttentionSpec,
@@ -61,6 +64,10 @@ def manager(
     )
 
 
+def ids(numbers: Iterable[int]) -> Ids:
+    return array("Q", numbers)
+
+
 def request(name: str, tokens: Iterable[int], *, salt: str | None = None) -> Request:
     return Request(name, list(tokens), SamplingParams(), cache_salt=salt, max_output_tokens=100)
 
@@ -96,9 +103,9 @@ class CachedPrefix:
         root = self.prefixes.hold_root(b"")
         self.nodes = self.prefixes.extend(root, block_contents(tokens, block_size, 0, num_blocks))
         for group, places in enumerate(cached):
-            nodes = [self.nodes[place] for place in places]
+            nodes = ids(self.nodes[place] for place in places)
             self.prefixes.store(pool.take(len(nodes)), nodes, group)
 
     def hit(self, kind: GroupManager, max_tokens: int, *, alignment: int | None = None) -> int:
         groups = tuple(range(self.prefixes.num_groups))
-        return kind.find_hit(self.prefixes, self.nodes, groups, max_tokens, alignment or kind.block_size)
+        return kind.find_hit(self.prefixes, view(self.nodes), groups, max_tokens, alignment or kind.block_size)

@@ -41,7 +41,7 @@ def test_a_fork_needs_no_prefix_cache() -> None:
     own = place(cache, request("a", range(10)))[0]
     computed = cache.fork("a", 9, 10)
     assert computed is not None
-    assert (computed.block_ids, computed.copied, computed.nodes) == ((own[:2],), ([own[2]],), [])
+    assert (computed.block_ids, computed.copied, computed.nodes.tolist()) == ((own[:2],), ([own[2]],), [])
     assert cache.allocate_slots(request("b", [*range(9), 5]), 1, computed) is not None
     cache.check_integrity()
 

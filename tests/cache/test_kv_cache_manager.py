@@ -9,9 +9,10 @@ from typing import Any
 
 import pytest
 
-from octavo.cache import kv_cache_manager, lookup
+from octavo.cache import prefix_writer
+from octavo.cache.contents import BlockContents, block_contents
 from octavo.cache.kv_cache_manager import KVCacheManager
-from octavo.cache.prefix_cache import block_contents
+from octavo.cache.prefix_cache import PrefixCache
 from octavo.cache.request_blocks import BlockCounts
 from octavo.errors import ConfigError, InvariantError
 from octavo.kv.planner import PlanOptions, plan_kv_cache
@@ -387,24 +388,31 @@ def test_a_model_without_cached_layers_runs() -> None:
 # -- cost ----------------------------------------------------------------------------------------------------------
 
 
-def test_each_block_is_hashed_once_and_a_decode_step_looks_at_no_more_than_a_block(
+def test_each_block_is_read_once_and_a_decode_step_looks_at_no_more_than_a_block(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    hashed: list[int] = []
+    read: list[bytes] = []
+    right = PrefixCache.extend_by_one
 
-    def counting(token_ids: array[int], size: int, first: int, stop: int) -> list[bytes]:
-        hashed.extend(range(first, stop))
-        return block_contents(token_ids, size, first, stop)
+    def many(token_ids: array[int], size: int, first: int, stop: int) -> BlockContents:
+        contents = block_contents(token_ids, size, first, stop)
+        read.append(contents.token_bytes)
+        return contents
 
-    for module in (kv_cache_manager, lookup):
-        monkeypatch.setattr(module, "block_contents", counting)
+    def one(self: PrefixCache, node: int, tokens: bytes) -> int:
+        read.append(tokens)
+        return right(self, node, tokens)
+
+    monkeypatch.setattr(prefix_writer, "block_contents", many)
+    monkeypatch.setattr(PrefixCache, "extend_by_one", one)
     cache = manager(full(4), window(8))
     asked = request("a", range(40))
     place(cache, asked, 16)
     go_on(cache, asked, 24)
     for _ in range(30):
         go_on(cache, asked, 1)
-    assert hashed == list(range(17))
+    assert [len(tokens) // 16 for tokens in read] == [4, 6, 1, 1, 1, 1, 1, 1, 1]
+    assert b"".join(read) == asked.token_ids[: 17 * 4].tobytes()
 
 
 def test_a_decode_step_costs_microseconds_and_does_not_grow_with_the_sequence() -> None:

@@ -11,7 +11,7 @@ from octavo.cache.prefix_cache import NO_NODE
 from octavo.cache.request_blocks import RequestBlocks
 from octavo.errors import InvariantError
 from octavo.kv.specs import MambaSpec
-from tests.cache.build import full
+from tests.cache.build import full, ids
 
 STATE = MambaSpec(block_size=4, shapes=((1,),), dtypes=("float16",), cache_mode="align")
 MANAGERS: list[GroupManager] = [
@@ -21,7 +21,9 @@ MANAGERS: list[GroupManager] = [
 
 
 def held(*tables: list[int]) -> RequestBlocks:
-    blocks = RequestBlocks(tables=list(tables), num_dropped=[0] * len(tables), num_cached_tokens=0, tip=NO_NODE)
+    blocks = RequestBlocks(
+        tables=list(map(ids, tables)), num_dropped=[0] * len(tables), num_cached_tokens=0, tip=NO_NODE
+    )
     blocks.boundaries = (8, 0)
     return blocks
 
@@ -41,7 +43,7 @@ def test_copies_of_another_request_have_their_place() -> None:
 
 def test_the_null_block_stands_where_nothing_is_needed() -> None:
     pool = BlockPool(10)
-    assert fill_places([[], [0]], [[0, 1], [3]], [2, 5], pool) == [[1, 2], [0, 0, 3, 0]]
+    assert fill_places([ids([]), ids([0])], [[0, 1], [3]], [2, 5], pool) == [ids([1, 2]), ids([0, 0, 3, 0])]
     assert pool.num_used == 3
 
 

@@ -108,7 +108,7 @@ def hit_without_comparing_tokens(patch: pytest.MonkeyPatch) -> None:
             first.append(found)
         if first and first[0].num_tokens < request.num_tokens:
             return msgspec.structs.replace(
-                found, num_tokens=first[0].num_tokens, block_ids=first[0].block_ids, nodes=first[0].nodes
+                found, num_tokens=first[0].num_tokens, tables=first[0].tables, nodes=first[0].nodes
             )
         return found
 
