@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import msgspec
 
-from octavo.request import FinishReason, SamplingParams
+from octavo.request import FinishReason, Request, SamplingParams
 
 
 class EngineCoreRequest(msgspec.Struct, frozen=True, kw_only=True):
@@ -48,14 +48,28 @@ class NewRequestData(msgspec.Struct, frozen=True, kw_only=True):
     block_ids: tuple[list[int], ...]
     """The whole table, by group; 0 where no memory is needed."""
 
+    @classmethod
+    def of(cls, request: Request, *, num_computed_tokens: int, block_ids: tuple[list[int], ...]) -> NewRequestData:
+        """What the ranks must know of `request`."""
+        return cls(
+            request_id=request.request_id,
+            token_ids=request.token_ids.tolist(),
+            num_prompt_tokens=request.num_prompt_tokens,
+            sampling=request.sampling,
+            eos_token_ids=request.eos_token_ids,
+            num_computed_tokens=num_computed_tokens,
+            block_ids=block_ids,
+        )
 
-class CachedRequestData(msgspec.Struct, frozen=True, kw_only=True):
-    """What changed for a request that the ranks already hold."""
 
-    request_id: str
-    num_computed_tokens: int
-    new_block_ids: tuple[list[int], ...]
-    """Ids to append to the table, by group."""
+class CachedRequests(msgspec.Struct, frozen=True, kw_only=True):
+    """The scheduled requests that the ranks already hold: lists, because in most steps there is nothing else to say."""
+
+    request_ids: list[str] = []
+    num_computed_tokens: list[int] = []
+    """Before this step, request by request."""
+    new_block_ids: dict[str, tuple[list[int], ...]] = {}
+    """Ids to append to the table, by request and group; absent where there are none."""
 
 
 class SchedulerOutput(msgspec.Struct, frozen=True, kw_only=True):
@@ -68,9 +82,9 @@ class SchedulerOutput(msgspec.Struct, frozen=True, kw_only=True):
     step: int
     num_scheduled_tokens: dict[str, int]
     """Insertion order is the order of the batch."""
-    new_requests: list[NewRequestData]
-    cached_requests: list[CachedRequestData]
-    finished_request_ids: list[str]
+    new_requests: list[NewRequestData] = []
+    cached_requests: CachedRequests = msgspec.field(default_factory=CachedRequests)
+    finished_request_ids: list[str] = []
     """Requests (finished, aborted or preempted since the last step) that the ranks must forget before this step."""
     block_copies: list[tuple[int, int]] = []
     """(source, destination) of blocks to copy before this step writes anything: first all sources are read."""
@@ -89,7 +103,7 @@ class ModelRunnerOutput(msgspec.Struct, frozen=True, kw_only=True):
     """For the step's prompt tokens: entry i speaks of prompt token `num_computed_tokens + 1 + i`."""
 
 
-class EngineCoreOutput(msgspec.Struct, frozen=True, kw_only=True):
+class EngineCoreOutput(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """News of one request after one step."""
 
     request_id: str
@@ -97,8 +111,8 @@ class EngineCoreOutput(msgspec.Struct, frozen=True, kw_only=True):
     finish_reason: FinishReason | None = None
     stop_reason: int | str | None = None
     num_cached_tokens: int = 0
-    logprobs: list[TokenLogprobs] = []
-    prompt_logprobs: list[TokenLogprobs] = []
+    logprobs: tuple[TokenLogprobs, ...] = ()
+    prompt_logprobs: tuple[TokenLogprobs, ...] = ()
     error: str | None = None
     """The message, when `finish_reason` is `error`."""
 

@@ -349,5 +349,7 @@ class Request:
     def is_finished(self) -> bool:
         return self.status is RequestStatus.FINISHED
 
-    def append_token(self, token_id: int) -> None:
+    def append_token(self, token_id: int) -> int:
+        """Take in a generated token; how many tokens there are now."""
         self.token_ids.append(token_id)
+        return len(self.token_ids)

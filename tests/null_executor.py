@@ -178,10 +178,11 @@ class NullRank:
     def spoil(self, step: SchedulerOutput) -> None:
         """Write garbage wherever the step would have written: a step that failed half-way, at its worst."""
         tables = {new.request_id: (new.block_ids, new.num_computed_tokens) for new in step.new_requests}
-        for cached in step.cached_requests:
-            known = self.sequences[cached.request_id]
-            joined = [old + new for old, new in zip(known.tables, cached.new_block_ids, strict=True)]
-            tables[cached.request_id] = (tuple(joined), cached.num_computed_tokens)
+        cached = step.cached_requests
+        for request_id, num_computed in zip(cached.request_ids, cached.num_computed_tokens, strict=True):
+            known = self.sequences[request_id].tables
+            news = cached.new_block_ids.get(request_id, [[] for _ in known])
+            tables[request_id] = (tuple(old + new for old, new in zip(known, news, strict=True)), num_computed)
         for request_id, num_new in step.num_scheduled_tokens.items():
             block_ids, start = tables[request_id]
             for spec, table in zip(self.group_specs, block_ids, strict=True):
@@ -198,13 +199,17 @@ class NullRank:
                 raise MemoryFault(f"{new.request_id} is new, but the rank holds it already")
             self.sequences[new.request_id] = _Sequence(new.token_ids, new.num_computed_tokens, new.block_ids)
             told.append(new.request_id)
-        for cached in step.cached_requests:
-            sequence = self.sequences.get(cached.request_id)
-            if sequence is None or sequence.num_computed != cached.num_computed_tokens:
-                raise MemoryFault(f"{cached.request_id} does not stand where the scheduler says")
-            for table, block_ids in zip(sequence.tables, cached.new_block_ids, strict=True):
-                table.extend(block_ids)
-            told.append(cached.request_id)
+        cached = step.cached_requests
+        for request_id, num_computed in zip(cached.request_ids, cached.num_computed_tokens, strict=True):
+            sequence = self.sequences.get(request_id)
+            if sequence is None or sequence.num_computed != num_computed:
+                raise MemoryFault(f"{request_id} does not stand where the scheduler says")
+            if request_id in cached.new_block_ids:
+                for table, block_ids in zip(sequence.tables, cached.new_block_ids[request_id], strict=True):
+                    table.extend(block_ids)
+            told.append(request_id)
+        if not cached.new_block_ids.keys() <= set(cached.request_ids):
+            raise MemoryFault("blocks are told of for requests that are not scheduled")
         if sorted(told) != sorted(step.num_scheduled_tokens):
             raise MemoryFault("the scheduled requests are not the ones the step tells of")
 

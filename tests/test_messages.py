@@ -7,7 +7,7 @@ import pytest
 
 import octavo.messages as messages
 from octavo.messages import (
-    CachedRequestData,
+    CachedRequests,
     EngineCoreOutput,
     EngineCoreOutputs,
     EngineCoreRequest,
@@ -35,7 +35,7 @@ _STEP = SchedulerOutput(
             block_ids=([1, 2], [0, 3]),
         )
     ],
-    cached_requests=[CachedRequestData(request_id="b", num_computed_tokens=7, new_block_ids=([], [4]))],
+    cached_requests=CachedRequests(request_ids=["b"], num_computed_tokens=[7], new_block_ids={"b": ([], [4])}),
     finished_request_ids=["c"],
 )
 _SAMPLES = [
@@ -45,7 +45,7 @@ _SAMPLES = [
     EngineCoreOutputs(
         outputs=[
             EngineCoreOutput(
-                request_id="a", new_token_ids=[4], finish_reason=FinishReason.STOP, stop_reason=4, logprobs=[_LOGPROBS]
+                request_id="a", new_token_ids=[4], finish_reason=FinishReason.STOP, stop_reason=4, logprobs=(_LOGPROBS,)
             ),
             EngineCoreOutput(request_id="b", new_token_ids=[], finish_reason=FinishReason.ERROR, error="too long"),
         ],

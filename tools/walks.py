@@ -94,7 +94,7 @@ def token_walk(run: ToyRun) -> str:
     start, stop = slot_bytes(place, slots[0])
     written = run.tensors[place.tensor_index][start:stop].view(torch.float32)
     admitted = next(request for request in first.new_requests if request.request_id == FOLLOWED_REQUEST)
-    continued = next(request for request in before.cached_requests if request.request_id == FOLLOWED_REQUEST)
+    continued = before.cached_requests.new_block_ids[FOLLOWED_REQUEST]
     return _fill(
         "token_walk.md",
         request=FOLLOWED_REQUEST,
@@ -110,7 +110,7 @@ def token_walk(run: ToyRun) -> str:
         tokens=step.num_scheduled_tokens,
         first_blocks=_blocks(admitted.block_ids),
         chunk=first.num_scheduled_tokens[FOLLOWED_REQUEST],
-        more_blocks=_blocks(continued.new_block_ids),
+        more_blocks=_blocks(continued),
         table=table,
         window_table=window_table,
         window=WINDOW,
@@ -158,10 +158,8 @@ def wrap(text: str) -> str:
 
 
 def _starts_at(step: SchedulerOutput, position: int) -> bool:
-    return any(
-        request.request_id == FOLLOWED_REQUEST and request.num_computed_tokens == position
-        for request in step.cached_requests
-    )
+    cached = step.cached_requests
+    return (FOLLOWED_REQUEST, position) in zip(cached.request_ids, cached.num_computed_tokens, strict=True)
 
 
 def _kind(spec: LayerSpec) -> str:

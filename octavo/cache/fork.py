@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from octavo.cache.flat_array import repeated
+from octavo.cache.flat_array import Ids, repeated
 from octavo.cache.group_manager import GroupManager
 from octavo.cache.request_blocks import ComputedBlocks, RequestBlocks
 from octavo.kv.specs import NULL_BLOCK
@@ -39,7 +39,7 @@ def fork_blocks(
     for manager, table in zip(managers, held.tables, strict=True):
         first, stop = manager.num_dropped_blocks(num_tokens), manager.num_table_blocks(num_tokens)
         needed = table[first:stop]
-        if not manager.can_fork(num_tokens, num_settled) or len(needed) < stop - first or NULL_BLOCK in needed:
+        if not manager.can_fork(num_tokens, num_settled) or not _are_kept(needed, stop - first):
             return None
         num_full = max(first, manager.num_full_blocks(num_shared))
         shared.append(repeated(NULL_BLOCK, first) + table[first:num_full])
@@ -59,3 +59,8 @@ def block_copies(computed: ComputedBlocks, block_ids: Sequence[Sequence[int]]) -
     for sources, shared, table in zip(computed.copied, computed.tables, block_ids, strict=False):
         copies += zip(sources, table[len(shared) : len(shared) + len(sources)], strict=True)
     return copies
+
+
+def _are_kept(blocks: Ids, count: int) -> bool:
+    """Whether a table still has all `count` blocks that it is to have in some places."""
+    return len(blocks) == count and NULL_BLOCK not in blocks

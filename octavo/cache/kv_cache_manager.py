@@ -62,12 +62,11 @@ class KVCacheManager:
         """Prefix hits are multiples of this many tokens."""
         self.hash_block_size = self._lookup.hash_block_size
         """Tokens of one step in the chain of prefixes."""
-        self._intervals = [
-            manager.retention_interval(retention_interval, self.scheduler_block_size) for manager in self.managers
-        ]
         self.enable_caching = (
             enable_caching and bool(self.managers) and all(manager.caches_prefixes for manager in self.managers)
         )
+        wanted = retention_interval if self.enable_caching else None
+        self._intervals = [manager.retention_interval(wanted, self.scheduler_block_size) for manager in self.managers]
         self._writer = PrefixWriter(
             self.managers,
             self._prefixes,
@@ -127,6 +126,11 @@ class KVCacheManager:
         if num_tokens <= held.quiet_until:
             return self._nothing
         return self._grow(request, held, num_tokens, leave_free)
+
+    def quiet_until(self, request_id: str) -> int:
+        """Up to so many tokens of this request `allocate_slots` need not be called: there is room for them, nothing to
+        drop and nothing to cache. Holds until the next call for the request."""
+        return self._held[request_id].quiet_until
 
     def fork(self, request_id: str, num_tokens: int, num_settled: int) -> ComputedBlocks | None:
         """What a child of request `request_id` can go on from: its first `num_tokens` tokens, of `num_settled` that are
@@ -195,6 +199,11 @@ class KVCacheManager:
     def counts(self) -> BlockCounts:
         pool = self._pool
         return BlockCounts(free=pool.num_plain, cached=pool.num_cached, used=pool.num_used)
+
+    @property
+    def num_available_blocks(self) -> int:
+        """Blocks that can be handed out now: free and cached ones."""
+        return self._pool.num_available
 
     def prefix_stats(self) -> PrefixStats:
         return PrefixStats(query_tokens=self._query_tokens, hit_tokens=self._hit_tokens)

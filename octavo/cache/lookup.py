@@ -41,21 +41,24 @@ class PrefixLookup:
         nodes = no_ids()
         if root != NO_NODE and limit >= step:
             nodes = prefixes.follow(root, block_contents(request.token_ids, step, 0, limit // step))
-        hit, longest = self._agree(view(nodes), limit) if nodes else (0, 0)
+        hit, longest = self._agree(view(nodes), limit)
         del nodes[hit // step :]
         return ComputedBlocks(
             num_tokens=hit,
-            tables=tuple([self._table(group, view(nodes), hit) for group in range(len(self._managers))]),
+            tables=tuple([self._table(group, nodes, hit) for group in range(len(self._managers))]),
             junction=longest if longest > hit else 0,
             nodes=nodes,
             generation=prefixes.generation,
         )
 
-    def _table(self, group: int, nodes: IdView, hit: int) -> Ids:
+    def _table(self, group: int, nodes: Ids, hit: int) -> Ids:
         """The blocks of a hit of `hit` tokens, whose prefixes are `nodes`."""
+        if not hit:
+            return no_ids()
         manager = self._managers[group]
         first, ratio = manager.num_dropped_blocks(hit), manager.block_size // self.hash_block_size
-        return repeated(NULL_BLOCK, first) + ids_of(self._prefixes.blocks(nodes[ratio - 1 :: ratio][first:], group))
+        ends = view(nodes)[ratio - 1 :: ratio]
+        return repeated(NULL_BLOCK, first) + ids_of(self._prefixes.blocks(ends[first:], group))
 
     def _agree(self, nodes: IdView, limit: int) -> tuple[int, int]:
         """(tokens of the longest hit that every kind accepts, tokens of the longest hit that one kind found)."""
@@ -70,8 +73,8 @@ class PrefixLookup:
                 longest = max(longest, hit)
                 num_agreed = num_agreed + 1 if hit == length else 1
                 length = hit
-                if num_agreed >= len(self._kinds):
-                    break
+                if num_agreed >= len(self._kinds) or not length:
+                    return length, longest
         return length, longest
 
 

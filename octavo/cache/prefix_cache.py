@@ -194,6 +194,8 @@ class PrefixCache:
 
     def num_cached(self, nodes: IdView, groups: Sequence[int]) -> int:
         """How many of `nodes`, from the first on, all `groups` have a block cached for."""
+        if not len(nodes):
+            return 0
         found = self.cached(nodes, groups)
         return len(found) if found.all() else int(found.argmin())
 

@@ -34,13 +34,15 @@ class SlidingWindowManager(GroupManager):
     def find_hit(
         self, prefixes: PrefixCache, nodes: IdView, groups: Sequence[int], max_tokens: int, alignment: int
     ) -> int:
-        nodes = nodes[: max_tokens // self.block_size]
-        ends = np.arange(len(nodes) + 1)
+        step = alignment // self.block_size
+        last = min(max_tokens // self.block_size, len(nodes)) // step * step
+        if prefixes.cached(nodes[max(0, last - self.num_window_blocks) : last], groups).all():
+            return last * self.block_size
+        ends = np.arange(last + 1)
         # How many blocks before each end are cached without a gap.
-        gaps = np.where(prefixes.cached(nodes, groups), 0, ends[1:])
+        gaps = np.where(prefixes.cached(nodes[:last], groups), 0, ends[1:])
         runs = ends - np.maximum.accumulate(np.concatenate(([0], gaps)))
-        usable = runs >= np.minimum(ends, self.num_window_blocks)
-        hits = ends[:: alignment // self.block_size][usable[:: alignment // self.block_size]]
+        hits = ends[::step][(runs >= np.minimum(ends, self.num_window_blocks))[::step]]
         return int(hits[-1]) * self.block_size
 
     def blocks_to_cache(self, start: int, stop: int, boundaries: Sequence[int], interval: int) -> Sequence[int]:

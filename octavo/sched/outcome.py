@@ -43,8 +43,15 @@ def news_of(entry: Entry, output: ModelRunnerOutput, token_id: int | None, start
         finish_reason=request.finish_reason,
         stop_reason=request.stop_reason,
         num_cached_tokens=request.num_cached_tokens,
-        logprobs=[] if logprobs is None else [logprobs],
-        prompt_logprobs=prompt_logprobs,
+        logprobs=() if logprobs is None else (logprobs,),
+        prompt_logprobs=tuple(prompt_logprobs),
+    )
+
+
+def plain_news(request: Request, token_id: int) -> EngineCoreOutput:
+    """As `news_of` a request that goes on and reports no log probabilities: all but a few, and often many."""
+    return EngineCoreOutput(
+        request_id=request.request_id, new_token_ids=[token_id], num_cached_tokens=request.num_cached_tokens
     )
 
 

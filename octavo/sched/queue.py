@@ -24,7 +24,7 @@ class Entry:
     Owns: the request's place in the order. Never: blocks.
     """
 
-    __slots__ = ("is_waiting", "key", "longest", "num_prompt_logprobs", "request")
+    __slots__ = ("enders", "is_waiting", "key", "longest", "num_prompt_logprobs", "quiet_until", "request")
 
     def __init__(self, request: Request, key: tuple[int, int, int]) -> None:
         self.request = request
@@ -32,6 +32,10 @@ class Entry:
         """(class by policy, arrival, order of `add_request`): unique, smaller comes first."""
         self.longest = request.num_prompt_tokens + request.max_output_tokens - 1
         """Most tokens of this request that the cache ever holds: the last token is never fed back."""
+        self.enders = frozenset((*request.eos_token_ids, *request.sampling.stop_token_ids))
+        """Tokens that may end this request; `find_finish` says whether they do."""
+        self.quiet_until = 0
+        """Up to this many tokens `KVCacheManager.allocate_slots` has nothing to do for it."""
         self.num_prompt_logprobs = 0
         """Prompt log probabilities already delivered: a resumed request computes them again."""
         self.is_waiting = False

@@ -34,7 +34,6 @@ from octavo.cache.kv_cache_manager import KVCacheManager
 from octavo.config import SchedulerConfig
 from octavo.errors import InvariantError, RequestError
 from octavo.messages import (
-    CachedRequestData,
     EngineCoreOutput,
     EngineCoreOutputs,
     ModelRunnerOutput,
@@ -45,7 +44,7 @@ from octavo.messages import (
 from octavo.request import FinishReason, Request, RequestStatus
 from octavo.sched.admission import check_request, step_limit
 from octavo.sched.forks import Forks
-from octavo.sched.outcome import failure_of, find_finish, news_of
+from octavo.sched.outcome import failure_of, find_finish, news_of, plain_news
 from octavo.sched.queue import POLICIES, Entry, RequestQueue
 from octavo.sched.running import ADMISSION_SPARE, RunningList
 
@@ -78,8 +77,8 @@ class Scheduler:
         self._forget: list[str] = []
         """Requests that the ranks hold and must drop before the next step."""
         self._under_way: SchedulerOutput | None = None
-        self._must_sample: list[str] = []
-        """Requests whose last known token is in the step under way."""
+        self._partial: set[str] = set()
+        """Requests whose last known token is not in the step under way: they sample nothing."""
         self._aborted_under_way: list[Entry] = []
         self._blocked: tuple[Entry, int, int] | None = None
         """The waiting entry that found no room, and how many blocks were available and requests running then."""
@@ -164,14 +163,8 @@ class Scheduler:
         if self._under_way is not None:
             raise InvariantError(f"step {self._under_way.step} was not settled before the next one was asked for")
         self._num_steps += 1
-        step = SchedulerOutput(
-            step=self._num_steps,
-            num_scheduled_tokens={},
-            new_requests=[],
-            cached_requests=[],
-            finished_request_ids=[],
-        )
-        self._must_sample = []
+        step = SchedulerOutput(step=self._num_steps, num_scheduled_tokens={})
+        self._partial = set()
         budget = self.config.max_num_batched_tokens
         budget, is_disturbed = self._schedule_running(step, budget)
         if not is_disturbed:
@@ -185,40 +178,51 @@ class Scheduler:
 
     def _schedule_running(self, step: SchedulerOutput, budget: int) -> tuple[int, bool]:
         """Give the running requests their tokens; the budget left, and whether somebody was preempted or stalled."""
-        running, allocate, limit = self._running.entries, self.manager.allocate_slots, self._step_limit
-        scheduled, cached, must_sample = step.num_scheduled_tokens, step.cached_requests, self._must_sample
-        protected = self._running.protected
-        reserved = self._running.reserved_blocks()
+        running, limit = self._running.entries, self._step_limit
+        scheduled, cached = step.num_scheduled_tokens, step.cached_requests
         is_disturbed = False
-        position = 0
-        while position < len(running) and budget:
-            entry = running[position]
+        for position, entry in enumerate(running, start=1):
+            if not budget:
+                break
             request = entry.request
-            position += 1
-            num_computed = request.num_computed_tokens
-            num_new = request.num_tokens - num_computed
-            if num_new > 1:
-                num_new = min(num_new, limit, max(1, budget - (len(running) - position)))
-            leave_free = 0 if entry is protected else reserved
-            block_ids = allocate(request, num_new, leave_free=leave_free)
-            while block_ids is None and (self.forks.reclaim() or self._preempt_worst(position)):
-                is_disturbed = True
-                block_ids = allocate(request, num_new, leave_free=leave_free)
-            if block_ids is None:
-                is_disturbed = True
-                continue
             request_id = request.request_id
+            num_computed, num_tokens = request.num_computed_tokens, len(request.token_ids)
+            num_new = num_tokens - num_computed
+            # Most requests need one token, for which there is room: nothing is left to ask.
+            if num_new > 1 or num_tokens > entry.quiet_until:
+                num_new = min(num_new, limit, max(1, budget - (len(running) - position)))
+                block_ids = self._allocate(entry, num_new)
+                if block_ids is None:
+                    is_disturbed = True
+                    block_ids = self._make_room(entry, num_new, position)
+                if block_ids is None:
+                    continue
+                if any(block_ids):
+                    cached.new_block_ids[request_id] = block_ids
+                if num_computed + num_new < num_tokens:
+                    self._partial.add(request_id)
             scheduled[request_id] = num_new
-            cached.append(
-                CachedRequestData(request_id=request_id, num_computed_tokens=num_computed, new_block_ids=block_ids)
-            )
+            cached.request_ids.append(request_id)
+            cached.num_computed_tokens.append(num_computed)
+            request.num_computed_tokens = num_computed + num_new
             budget -= num_new
-            request.num_computed_tokens = num_computed = num_computed + num_new
-            if num_computed == request.num_tokens:
-                must_sample.append(request_id)
-            if entry is protected:
-                reserved = self._running.reserved_blocks()
         return budget, is_disturbed
+
+    def _allocate(self, entry: Entry, num_new: int) -> tuple[list[int], ...] | None:
+        """New blocks for `num_new` tokens of a running request; None when there are too few."""
+        request = entry.request
+        leave_free = 0 if entry is self._running.protected else self._running.reserved_blocks()
+        block_ids = self.manager.allocate_slots(request, num_new, leave_free=leave_free)
+        if block_ids is not None:
+            entry.quiet_until = self.manager.quiet_until(request.request_id)
+        return block_ids
+
+    def _make_room(self, entry: Entry, num_new: int, position: int) -> tuple[list[int], ...] | None:
+        """As `_allocate`, at the cost of kept blocks, then of the running requests from `position` on."""
+        while self.forks.reclaim() or self._preempt_worst(position):
+            if (block_ids := self._allocate(entry, num_new)) is not None:
+                return block_ids
+        return None
 
     def _preempt_worst(self, first: int) -> bool:
         """Preempt the worst unprotected request from place `first` on; False when there is none."""
@@ -264,11 +268,12 @@ class Scheduler:
         if block_ids is None and self.forks.reclaim():
             return self._try_to_admit(entry, step, budget)
         if block_ids is None:
-            self._blocked = (entry, self._num_available_blocks(), len(self._running))
+            self._blocked = (entry, self.manager.num_available_blocks, len(self._running))
             return 0
         if computed is not None and computed.copied:
             step.block_copies.extend(block_copies(computed, block_ids))
         self._waiting.pop()
+        entry.quiet_until = self.manager.quiet_until(request.request_id)
         self._running.add(entry)
         self.forks.settle(request)
         self._start(request, step, block_ids, num_hit=num_hit, num_new=num_new)
@@ -281,30 +286,16 @@ class Scheduler:
             request.num_cached_tokens = num_hit
         request.status = RequestStatus.RUNNING
         request.num_computed_tokens = num_hit + num_new
-        if request.num_computed_tokens == request.num_tokens:
-            self._must_sample.append(request.request_id)
+        if request.num_computed_tokens < request.num_tokens:
+            self._partial.add(request.request_id)
         step.num_scheduled_tokens[request.request_id] = num_new
-        step.new_requests.append(
-            NewRequestData(
-                request_id=request.request_id,
-                token_ids=request.token_ids.tolist(),
-                num_prompt_tokens=request.num_prompt_tokens,
-                sampling=request.sampling,
-                eos_token_ids=request.eos_token_ids,
-                num_computed_tokens=num_hit,
-                block_ids=block_ids,
-            )
-        )
+        step.new_requests.append(NewRequestData.of(request, num_computed_tokens=num_hit, block_ids=block_ids))
 
     def _is_still_blocked(self, entry: Entry) -> bool:
         """Whether `entry` found no room before and nothing has been given back since: spares a useless look-up."""
         if self._blocked is None or self._blocked[0] is not entry or not len(self._running):
             return False
-        return self._num_available_blocks() <= self._blocked[1] and len(self._running) >= self._blocked[2]
-
-    def _num_available_blocks(self) -> int:
-        counts = self.manager.counts()
-        return counts.free + counts.cached
+        return self.manager.num_available_blocks <= self._blocked[1] and len(self._running) >= self._blocked[2]
 
     # -- a step settles -------------------------------------------------------------------------------------------
 
@@ -314,14 +305,16 @@ class Scheduler:
         Raises `InvariantError`, with nothing changed, when the ranks answered for other requests than had to sample.
         """
         self._check_under_way(step)
-        if output.sampled.keys() != set(self._must_sample):
-            wrong = output.sampled.keys() ^ set(self._must_sample)
+        entries, sampled, scheduled = self._entries, output.sampled, step.num_scheduled_tokens
+        must_sample = scheduled.keys() - self._partial if self._partial else scheduled.keys()
+        if sampled.keys() != must_sample:
+            wrong = sampled.keys() ^ must_sample
             raise InvariantError(f"the ranks sampled for other requests than they had to: {sorted(wrong)[:8]}")
         outputs: list[EngineCoreOutput] = []
         num_prompt_tokens = 0
         finished: set[Entry] = set()
-        entries, sampled = self._entries, output.sampled
-        for request_id, num_new in step.num_scheduled_tokens.items():
+        has_parked, has_logprobs = self.forks.num_parked > 0, bool(output.logprobs or output.prompt_logprobs)
+        for request_id, num_new in scheduled.items():
             entry = entries.get(request_id)
             if entry is None or entry.is_waiting:  # aborted in the middle of the step, its id perhaps used anew
                 continue
@@ -330,17 +323,22 @@ class Scheduler:
             if start < request.num_prompt_tokens:
                 num_prompt_tokens += min(num_new, request.num_prompt_tokens - start)
             token_id = sampled.get(request_id)
-            if token_id is not None:
-                request.append_token(token_id)
-                if request.num_output_tokens == 1:
-                    self._unpark(request_id)
+            if token_id is None:
+                if request.sampling.prompt_logprobs is not None:
+                    outputs.append(news_of(entry, output, None, start))
+                continue
+            num_tokens = request.append_token(token_id)
+            if has_parked and request.num_output_tokens == 1:
+                self._unpark(request_id)
+            if token_id in entry.enders or num_tokens > entry.longest:
                 reason, stop_reason = find_finish(request, token_id)
                 if reason is not None:
                     self._close(request, reason, stop_reason)
                     finished.add(entry)
-            elif request.sampling.prompt_logprobs is None:
-                continue
-            outputs.append(news_of(entry, output, token_id, start))
+            if has_logprobs or entry in finished:
+                outputs.append(news_of(entry, output, token_id, start))
+            else:
+                outputs.append(plain_news(request, token_id))
         self._retire(finished)
         self._settle()
         return EngineCoreOutputs(outputs=outputs, stats=self.stats(), num_prompt_tokens=num_prompt_tokens)

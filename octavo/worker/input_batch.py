@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from octavo.errors import InvariantError
-from octavo.messages import CachedRequestData, NewRequestData, SchedulerOutput
+from octavo.messages import CachedRequests, NewRequestData, SchedulerOutput
 from octavo.worker.block_table import BlockTable, Int32Array, Int64Array
 from octavo.worker.sampling_table import SamplingTable
 from octavo.worker.step_kernels import flatten_rows
@@ -75,7 +75,7 @@ class InputBatch:
                 self._remove(request_id)
         for data in step.new_requests:
             self._add(data)
-        if step.cached_requests:
+        if step.cached_requests.request_ids:
             self._extend(step.cached_requests)
 
     def flatten(self, step: SchedulerOutput) -> StepInput:
@@ -119,19 +119,16 @@ class InputBatch:
         self.request_ids.append(data.request_id)
         self._row_of[data.request_id] = row
 
-    def _extend(self, cached: list[CachedRequestData]) -> None:
-        rows = self._rows_of([data.request_id for data in cached])
-        self.num_computed[rows] = [data.num_computed_tokens for data in cached]
-        new_rows: list[list[int]] = [[] for _ in self.tables]
-        new_ids: list[list[int]] = [[] for _ in self.tables]
-        for row, data in zip(rows, cached, strict=True):
-            if any(data.new_block_ids):
-                for group, block_ids in enumerate(data.new_block_ids):
-                    new_rows[group] += [row] * len(block_ids)
-                    new_ids[group] += block_ids
-        for table, group_rows, group_ids in zip(self.tables, new_rows, new_ids, strict=True):
-            if group_rows:
-                table.append(group_rows, group_ids)
+    def _extend(self, cached: CachedRequests) -> None:
+        self.num_computed[self._rows_of(cached.request_ids)] = cached.num_computed_tokens
+        news = cached.new_block_ids
+        if not news:
+            return
+        named = list(zip(self._rows_of(news), news.values(), strict=True))
+        for group, table in enumerate(self.tables):
+            rows = [row for row, block_ids in named for _ in block_ids[group]]
+            if rows:
+                table.append(rows, [block for _, block_ids in named for block in block_ids[group]])
 
     def _rows_of(self, request_ids: Iterable[str]) -> list[int]:
         try:

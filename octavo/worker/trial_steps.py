@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from octavo.kv.specs import KVCacheConfig, KVCacheGroupSpec, KVCacheTensor, LayerSpec
-from octavo.messages import CachedRequestData, NewRequestData, SchedulerOutput
+from octavo.messages import CachedRequests, NewRequestData, SchedulerOutput
 from octavo.worker.model_runner import ModelRunner
 
 _BLOCK = 1
@@ -42,12 +42,7 @@ def _warm_up(runner: ModelRunner, samplings: tuple[dict[str, Any], ...]) -> int:
     names = [request.request_id for request in requests]
     steps = [_step(dict.fromkeys(names, num_tokens), new=requests)]
     if num_tokens < min(block_size, runner.max_model_len):
-        cached = [
-            CachedRequestData(
-                request_id=name, num_computed_tokens=num_tokens, new_block_ids=tuple([] for _ in runner.groups)
-            )
-            for name in names
-        ]
+        cached = CachedRequests(request_ids=names, num_computed_tokens=[num_tokens] * len(names))
         steps.append(_step(dict.fromkeys(names, 1), cached=cached))
     steps.append(_step({}, finished=names))
     for step in steps:
@@ -100,13 +95,13 @@ def _step(
     counts: dict[str, int],
     *,
     new: list[NewRequestData] | None = None,
-    cached: list[CachedRequestData] | None = None,
+    cached: CachedRequests | None = None,
     finished: list[str] | None = None,
 ) -> SchedulerOutput:
     return SchedulerOutput(
         step=0,
         num_scheduled_tokens=counts,
         new_requests=new or [],
-        cached_requests=cached or [],
+        cached_requests=cached or CachedRequests(),
         finished_request_ids=finished or [],
     )

@@ -3,9 +3,10 @@ from __future__ import annotations
 import msgspec
 
 from octavo.cache.group_manager import NEVER
+from octavo.cache.kv_cache_manager import KVCacheManager
 from octavo.cache.mamba import AlignedMambaManager, MambaManager
 from octavo.kv.specs import MambaSpec
-from tests.cache.build import CachedPrefix, full, go_on, mamba, manager, place, request
+from tests.cache.build import CachedPrefix, config, full, go_on, mamba, manager, place, request
 
 
 def test_a_request_has_its_states_whatever_its_length() -> None:
@@ -119,3 +120,11 @@ def test_a_child_gets_a_copy_of_the_running_state() -> None:
     assert all(blocks[1][2:])  # the copy, and the block of the last token
     assert cache.fork("a", 9, 10) is None
     cache.check_integrity()
+
+
+def test_without_a_prefix_cache_no_state_is_kept_for_it() -> None:
+    """Whatever interval was asked for: nobody could find it."""
+    for interval in (None, 0, 4):
+        cache = KVCacheManager(config(aligned()), enable_caching=False, retention_interval=interval)
+        place(cache, request("a", range(20)))
+        assert cache.block_ids("a") == ([0, 0, 0, 0, 1],)

@@ -24,9 +24,7 @@ SPECS: dict[str, LayerSpec] = {
     "layers.1": SlidingWindowSpec(block_size=4, num_kv_heads=1, head_size=2, dtype="float32", window=6),
 }
 
-EMPTY_STEP = SchedulerOutput(
-    step=1, num_scheduled_tokens={}, new_requests=[], cached_requests=[], finished_request_ids=[]
-)
+EMPTY_STEP = SchedulerOutput(step=1, num_scheduled_tokens={}, new_requests=[], finished_request_ids=[])
 
 
 def null(monkeypatch: pytest.MonkeyPatch, folder: Path) -> Executor:
@@ -90,9 +88,7 @@ def first_step(executor: Executor) -> SchedulerOutput:
         num_computed_tokens=0,
         block_ids=tables,
     )
-    return SchedulerOutput(
-        step=1, num_scheduled_tokens={"a": 6}, new_requests=[new], cached_requests=[], finished_request_ids=[]
-    )
+    return SchedulerOutput(step=1, num_scheduled_tokens={"a": 6}, new_requests=[new], finished_request_ids=[])
 
 
 def test_a_start_and_a_step(executor: Executor) -> None:

@@ -337,14 +337,14 @@ def _ignore_the_parent(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(PrefixCache, "follow", follow)
 
 
-def _compare_a_block_too_few(patch: pytest.MonkeyPatch) -> None:
-    right = BlockContents.num_common
+def _follow_a_span_beyond_the_fork(patch: pytest.MonkeyPatch) -> None:
+    """Take the first block that differs for the same, too."""
 
-    def num_common(self: BlockContents, place: int, tokens: bytearray, other: int) -> int:
-        count = right(self, place, tokens, other)
-        return min(count + 1, len(self) - place, len(tokens) // self.block_bytes - other)
+    def follow(self: PrefixCache, node: int, contents: BlockContents) -> Ids:
+        nodes, span, place = self._walk(node, contents)
+        return nodes + span.nodes[place : place + 1] if len(nodes) < len(contents) else nodes
 
-    patch.setattr(BlockContents, "num_common", num_common)
+    patch.setattr(PrefixCache, "follow", follow)
 
 
 def _hit_the_last_token(patch: pytest.MonkeyPatch) -> None:
@@ -429,7 +429,7 @@ def _copy_the_wrong_blocks(patch: pytest.MonkeyPatch) -> None:
 
 
 def _fork_what_was_dropped(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(fork_module, "NULL_BLOCK", -1)
+    patch.setattr(fork_module, "_are_kept", lambda blocks, count: True)
 
 
 BUGS: list[Bug] = [
@@ -442,7 +442,7 @@ BUGS: list[Bug] = [
     _share_a_writable_block,
     _ignore_salts,
     _ignore_the_parent,
-    _compare_a_block_too_few,
+    _follow_a_span_beyond_the_fork,
     _hit_the_last_token,
     _adopt_without_a_reference,
     _keep_the_last_group,

@@ -105,24 +105,23 @@ class PrefixMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.holds)
     @rule(data=st.data())
     def store(self, data: st.DataObject) -> None:
-        """Some of a held prefix's blocks enter the cache in one group."""
+        """Some of a held prefix's blocks enter the cache in some groups; then nobody may need them any more."""
         path, blocks, _ = data.draw(st.sampled_from(self.holds))
-        group = data.draw(st.integers(0, self.num_groups - 1))
-        places = sorted(data.draw(st.sets(st.integers(0, 8))) & set(range(len(blocks))))
-        if not places or len(places) > self.pool.num_available:
-            return
-        nodes = self._nodes(path[0], blocks)
-        taken = self.pool.take(len(places))
-        self._lost(taken.tolist())
-        nodes = self.real.follow(self.real.root(path[0]), contents_of(blocks))
-        if len(places) == 1:
-            self.real.store_one(taken[0], nodes[places[0]], group)
-        else:
-            self.real.store(taken, ids(nodes[place] for place in places), group)
-        for block, place in zip(taken.tolist(), places, strict=True):
-            self.cached.setdefault((path[: place + 2], group), []).append(block)
-        if data.draw(st.booleans()):
-            self.pool.free(taken)
+        places = sorted(data.draw(st.sets(st.integers(0, 8), min_size=1)) & set(range(len(blocks))))
+        for group in data.draw(st.lists(st.integers(0, self.num_groups - 1), unique=True, min_size=1)):
+            if not places or len(places) > self.pool.num_available:
+                return
+            taken = self.pool.take(len(places))
+            self._lost(taken.tolist())
+            nodes = self._nodes(path[0], blocks)
+            if len(places) == 1:
+                self.real.store_one(taken[0], nodes[places[0]], group)
+            else:
+                self.real.store(taken, ids(nodes[place] for place in places), group)
+            for block, place in zip(taken.tolist(), places, strict=True):
+                self.cached.setdefault((path[: place + 2], group), []).append(block)
+            if data.draw(st.sampled_from([True, True, False])):
+                self.pool.free(taken)
 
     @precondition(lambda self: self.cached)
     @rule(data=st.data())
@@ -136,7 +135,8 @@ class PrefixMachine(RuleBasedStateMachine):
 
     @rule(data=st.data())
     def evict(self, data: st.DataObject) -> None:
-        taken = self.pool.take(data.draw(st.integers(0, self.pool.num_available)))
+        most = self.pool.num_available
+        taken = self.pool.take(data.draw(st.sampled_from([most, most // 2, most // 3])))
         self._lost(taken.tolist())
         self.pool.free(taken)
 

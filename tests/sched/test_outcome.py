@@ -64,5 +64,5 @@ def test_news_of_a_sampled_token() -> None:
     logprobs = TokenLogprobs(token_ids=[9], logprobs=[-0.5], rank=1)
     news = news_of(Entry(request, (0, 0, 0)), ModelRunnerOutput(sampled={"a": 9}, logprobs={"a": logprobs}), 9, 2)
     assert (news.request_id, news.new_token_ids, news.num_cached_tokens) == ("a", [9], 2)
-    assert news.logprobs == [logprobs]
-    assert news.prompt_logprobs == []
+    assert news.logprobs == (logprobs,)
+    assert news.prompt_logprobs == ()

@@ -15,7 +15,7 @@ from hypothesis.stateful import (
 )
 
 from octavo.errors import InvariantError
-from octavo.messages import CachedRequestData, NewRequestData, SchedulerOutput
+from octavo.messages import CachedRequests, NewRequestData, SchedulerOutput
 from octavo.request import SamplingParams
 from octavo.worker.block_table import BlockTable
 from octavo.worker.input_batch import InputBatch
@@ -46,7 +46,7 @@ def new(
 
 
 def step_of(counts: dict[str, int], **parts: object) -> SchedulerOutput:
-    fields: dict[str, object] = {"new_requests": [], "cached_requests": [], "finished_request_ids": [], **parts}
+    fields: dict[str, object] = parts
     return SchedulerOutput(step=0, num_scheduled_tokens=counts, **fields)  # type: ignore[arg-type]
 
 
@@ -97,16 +97,13 @@ class BatchMachine(RuleBasedStateMachine):
         """A step over some requests: each computes a part, those that reach their end get a next token."""
         names = data.draw(st.lists(st.sampled_from(sorted(self.model)), unique=True, min_size=1))
         counts = {}
-        cached = []
+        cached = CachedRequests(request_ids=names, num_computed_tokens=[self.model[name].computed for name in names])
         for name in names:
             request = self.model[name]
             counts[name] = data.draw(st.integers(1, len(request.tokens) - request.computed))
             new_ids = tuple(data.draw(st.lists(st.integers(1, 99), max_size=2)) for _ in BLOCK_SIZES)
-            cached.append(
-                CachedRequestData(
-                    request_id=name, num_computed_tokens=request.computed, new_block_ids=tuple(map(list, new_ids))
-                )
-            )
+            if any(new_ids) or data.draw(st.booleans()):
+                cached.new_block_ids[name] = tuple(map(list, new_ids))
             for table, ids in zip(request.tables, new_ids, strict=True):
                 table += ids
         step = step_of(counts, cached_requests=cached)

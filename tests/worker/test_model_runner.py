@@ -13,7 +13,7 @@ from octavo.config import SchedulerConfig, layer_name
 from octavo.errors import ExecutorError, InvariantError
 from octavo.kv.planner import PlanOptions, plan_kv_cache
 from octavo.kv.specs import FullAttentionSpec, KVCacheConfig, LayerSpec, SlidingWindowSpec
-from octavo.messages import CachedRequestData, ModelRunnerOutput, NewRequestData, SchedulerOutput, TokenLogprobs
+from octavo.messages import CachedRequests, ModelRunnerOutput, NewRequestData, SchedulerOutput, TokenLogprobs
 from octavo.request import Request, SamplingParams
 from octavo.sched.scheduler import Scheduler
 from octavo.worker import model_runner
@@ -186,7 +186,7 @@ def new(name: str, tokens: list[int], blocks: tuple[list[int], ...], **sampling:
 
 
 def step_of(counts: dict[str, int], **parts: object) -> SchedulerOutput:
-    fields: dict[str, object] = {"new_requests": [], "cached_requests": [], "finished_request_ids": [], **parts}
+    fields: dict[str, object] = {"new_requests": [], "finished_request_ids": [], **parts}
     return SchedulerOutput(step=0, num_scheduled_tokens=counts, **fields)  # type: ignore[arg-type]
 
 
@@ -202,8 +202,8 @@ WINDOWS = [None, 5, None, 5]
 def test_a_request_samples_exactly_when_its_last_known_token_is_computed(runner: ModelRunner) -> None:
     first = runner.execute_model(step_of({"r": 3}, new_requests=[new("r", [1, 2, 3, 4, 5], ([1, 2], [3, 4]))]))
     assert first == ModelRunnerOutput(sampled={})
-    cached = CachedRequestData(request_id="r", num_computed_tokens=3, new_block_ids=([], []))
-    second = runner.execute_model(step_of({"r": 2}, cached_requests=[cached]))
+    cached = CachedRequests(request_ids=["r"], num_computed_tokens=[3])
+    second = runner.execute_model(step_of({"r": 2}, cached_requests=cached))
     assert second.sampled == {"r": next_token([1, 2, 3, 4, 5], WINDOWS)}
 
 
@@ -242,9 +242,7 @@ def test_prompt_log_probabilities_are_the_same_in_chunks(
         parts = (
             {"new_requests": [new("r", prompt, ([1, 2], [3, 4]), prompt_logprobs=1)]}
             if done == 0
-            else {
-                "cached_requests": [CachedRequestData(request_id="r", num_computed_tokens=done, new_block_ids=([], []))]
-            }
+            else {"cached_requests": CachedRequests(request_ids=["r"], num_computed_tokens=[done])}
         )
         found += runner.execute_model(step_of({"r": count}, **parts)).prompt_logprobs.get("r", [])
         done += count
@@ -315,7 +313,7 @@ def test_logits_that_are_not_numbers_fail_the_step(runner: ModelRunner, monkeypa
 def test_metadata_is_contiguous_and_of_the_types_that_backends_read(runner: ModelRunner) -> None:
     requests = [new(str(i), [i] * (i + 1), ([10 + 2 * i, 11 + 2 * i], [30 + 2 * i, 31 + 2 * i])) for i in range(5)]
     runner.execute_model(step_of({str(i): i + 1 for i in range(5)}, new_requests=requests))
-    cached = [CachedRequestData(request_id="3", num_computed_tokens=4, new_block_ids=([], []))]
+    cached = CachedRequests(request_ids=["3"], num_computed_tokens=[4])
     runner.execute_model(step_of({"3": 1}, cached_requests=cached))
     for group in runner.groups:
         metadata = group.metadata

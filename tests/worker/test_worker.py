@@ -65,7 +65,6 @@ def first_step(tokens: list[int], num_groups: int, sampling: SamplingParams = GR
         step=0,
         num_scheduled_tokens={"r": len(tokens)},
         new_requests=[data],
-        cached_requests=[],
         finished_request_ids=[],
     )
 
