@@ -6,7 +6,6 @@ by id and order; the batch computes them in the order of their rows, which no re
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
@@ -63,6 +62,8 @@ class InputBatch:
         self.num_prompt_logprobs: Int32Array = np.full(num_rows, -1, dtype=np.int32)
         """Best tokens reported at each prompt token; -1 reports none."""
         self._row_of: dict[str, int] = {}
+        self._named: tuple[list[str], Int64Array] = ([], np.zeros(0, dtype=np.int64))
+        """The requests whose rows were asked for last, and these rows: most steps name the same ones."""
 
     @property
     def num_requests(self) -> int:
@@ -81,7 +82,8 @@ class InputBatch:
     def flatten(self, step: SchedulerOutput) -> StepInput:
         """The step's tokens, in the order of rows."""
         count_of_row = np.zeros(self.num_requests, dtype=np.int64)
-        count_of_row[self._rows_of(step.num_scheduled_tokens)] = list(step.num_scheduled_tokens.values())
+        counts = step.num_scheduled_tokens
+        count_of_row[self._rows_of(list(counts))] = np.fromiter(counts.values(), dtype=np.int64, count=len(counts))
         wanted = self.num_computed[: self.num_requests] + count_of_row
         if (wanted > self.num_tokens[: self.num_requests]).any():
             row = int(np.argmax(wanted > self.num_tokens[: self.num_requests]))
@@ -118,26 +120,33 @@ class InputBatch:
             table.set_row(row, block_ids)
         self.request_ids.append(data.request_id)
         self._row_of[data.request_id] = row
+        self._named = ([], self._named[1][:0])
 
     def _extend(self, cached: CachedRequests) -> None:
         self.num_computed[self._rows_of(cached.request_ids)] = cached.num_computed_tokens
         news = cached.new_block_ids
         if not news:
             return
-        named = list(zip(self._rows_of(news), news.values(), strict=True))
+        named = [(self._row_of[request_id], block_ids) for request_id, block_ids in news.items()]
         for group, table in enumerate(self.tables):
             rows = [row for row, block_ids in named for _ in block_ids[group]]
             if rows:
                 table.append(rows, [block for _, block_ids in named for block in block_ids[group]])
 
-    def _rows_of(self, request_ids: Iterable[str]) -> list[int]:
-        try:
-            return [self._row_of[request_id] for request_id in request_ids]
-        except KeyError as error:
-            raise InvariantError(f"the scheduler names request {error}, which this rank does not hold") from None
+    def _rows_of(self, request_ids: list[str]) -> Int64Array:
+        """[len(request_ids)]. Not to be changed."""
+        known, rows = self._named
+        if request_ids != known:
+            try:
+                rows = np.array([self._row_of[request_id] for request_id in request_ids], dtype=np.int64)
+            except KeyError as error:
+                raise InvariantError(f"the scheduler names request {error}, which this rank does not hold") from None
+            self._named = (request_ids, rows)
+        return rows
 
     def _remove(self, request_id: str) -> None:
         row, last = self._row_of.pop(request_id), self.num_requests - 1
+        self._named = ([], self._named[1][:0])
         if row != last:
             self._move_row(last, row)
         self.request_ids.pop()
