@@ -227,7 +227,7 @@ class NullRank:
 
     def stamps_of(self, sequence: _Sequence, group: int, start: int, stop: int) -> np.ndarray:
         """What the slots of these positions must hold; different in each group."""
-        return np.array(sequence.hashes[start:stop], dtype=np.int64) ^ (group * 0x9E3779B97F4A7C1)
+        return np.array(sequence.hashes[start:stop], dtype=np.int64) ^ (group * 0x9E3779B97F4A7C1 & _MASK)
 
     def write(self, step: SchedulerOutput, group: int, spec: LayerSpec) -> None:
         written: list[np.ndarray] = []

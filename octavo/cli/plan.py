@@ -141,6 +141,23 @@ PipelineLayers = Annotated[
         rich_help_panel=_RANKS,
     ),
 ]
+Compare = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--compare",
+        help="A table over values of one setting: tp=1,2,4 or pp, kv-dtype, block-size, max-len, step-tokens, gpu, "
+        "memory, kv-memory, model. May be given several times.",
+        metavar="SETTING=V,V,...",
+        rich_help_panel=_OUTPUT,
+    ),
+]
+Explain = Annotated[
+    bool, typer.Option("--explain", help="Each number with its formula and inputs.", rich_help_panel=_OUTPUT)
+]
+Plot = Annotated[
+    Path | None,
+    typer.Option("--plot", help="Draw it into FILE: .svg, .png or .html.", metavar="FILE", rich_help_panel=_OUTPUT),
+]
 Json = Annotated[bool, typer.Option("--json", help="One JSON object on stdout, nothing else.", rich_help_panel=_OUTPUT)]
 
 
@@ -169,9 +186,12 @@ def plan(
     pipeline_parallel_size: PipelineParallelSize = 1,
     pipeline_layers: PipelineLayers = None,
     lengths: Lengths = None,
+    compare: Compare = None,
+    plot: Plot = None,
     *,
     enable_prefix_caching: flags.PrefixCaching = True,
     hybrid: Hybrid = True,
+    explain: Explain = False,
     json: Json = False,
 ) -> None:
     """Say what a machine will hold of a model's KV cache: needs no GPU, no weights and no torch.

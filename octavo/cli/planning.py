@@ -9,12 +9,16 @@ from typing import Any
 import msgspec
 import typer
 
+from octavo.cli.comparison_view import comparison_document, comparison_text, explanation_text
 from octavo.cli.forecast_view import forecast_text
 from octavo.errors import ConfigError
+from octavo.planning.comparison import compare
 from octavo.planning.document import document
+from octavo.planning.explanation import explain
 from octavo.planning.forecast import find_subject, forecast
 from octavo.planning.inquiry import Inquiry
 from octavo.planning.library import PlanKeywords, inquiry_from
+from octavo.planning.picture import write_picture
 from octavo.planning.remedies import find_remedies
 
 DOES_NOT_FIT = 2
@@ -23,15 +27,41 @@ DOES_NOT_FIT = 2
 
 def run(given: Mapping[str, Any]) -> None:
     """Plan, and print it. Raises what `forecast` raises, and `typer.Exit` with 2 where a request does not fit."""
-    subject = find_subject(model_name(given), given["revision"])
-    asked = forecast(subject, inquiry_of(given))
-    remedies = find_remedies(subject, asked)
-    if given["json"]:
-        sys.stdout.write(msgspec.json.format(msgspec.json.encode(document(asked, remedies))).decode() + "\n")
+    if given["compare"]:
+        fits = _compare(given)
     else:
-        sys.stdout.write(forecast_text(asked, remedies))
-    if not asked.fits:
+        subject = find_subject(model_name(given), given["revision"])
+        asked = forecast(subject, inquiry_of(given))
+        remedies = find_remedies(subject, asked)
+        answer = forecast_text(asked, remedies)
+        steps = explain(asked) if given["explain"] else ()
+        if given["json"]:
+            made = document(asked, remedies)
+            _print_json(made | {"explanation": [step._asdict() for step in steps]} if steps else made)
+        else:
+            sys.stdout.write(f"{answer}\n{explanation_text(steps)}" if steps else answer)
+        if given["plot"] is not None:
+            write_picture(asked, given["plot"], answer)
+        fits = asked.fits
+    if not fits:
         raise typer.Exit(DOES_NOT_FIT)
+
+
+def _compare(given: Mapping[str, Any]) -> bool:
+    """Print the comparison; whether any of its plans fits."""
+    for flag in ("plot", "explain"):
+        if given[flag]:
+            raise ConfigError(f"--{flag} shows one plan, and --compare several.", remedy="Give one of them.")
+    rows = compare(given["compare"], model_name(given), given["revision"], keywords_of(given))
+    if given["json"]:
+        _print_json(comparison_document(rows))
+    else:
+        sys.stdout.write(comparison_text(rows))
+    return any(row.forecast is not None and row.forecast.fits for row in rows)
+
+
+def _print_json(made: Mapping[str, Any]) -> None:
+    sys.stdout.write(msgspec.json.format(msgspec.json.encode(made)).decode() + "\n")
 
 
 def model_name(given: Mapping[str, Any]) -> str:
@@ -44,4 +74,9 @@ def model_name(given: Mapping[str, Any]) -> str:
 
 def inquiry_of(given: Mapping[str, Any]) -> Inquiry:
     """The inquiry that the flags describe."""
-    return inquiry_from({name: given[name] for name in PlanKeywords.__annotations__ if name in given})
+    return inquiry_from(keywords_of(given))
+
+
+def keywords_of(given: Mapping[str, Any]) -> dict[str, Any]:
+    """The flags that are keywords of `octavo.plan_kv_cache`, and were given or have a default."""
+    return {name: given[name] for name in PlanKeywords.__annotations__ if given.get(name) is not None}

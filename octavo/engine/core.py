@@ -117,7 +117,7 @@ class EngineCore:
             max_model_len=length,
             auto_fit=self.config.model.max_model_len == -1,
             max_num_batched_tokens=scheduler.max_num_batched_tokens,
-            max_chunk_tokens=step_limit(scheduler),
+            max_chunk_tokens=scheduler.max_chunk_tokens if scheduler.enable_chunked_prefill else step_limit(scheduler),
             max_overlapping_steps=self.config.parallel.pipeline_parallel_size,
             enable_prefix_caching=cache.enable_prefix_caching,
             num_blocks_override=cache.num_blocks_override,

@@ -92,6 +92,11 @@ class KVCacheSpec(msgspec.Struct, frozen=True, kw_only=True, tag=True):
         return self.uniform_key[0] == "every token"
 
     @property
+    def drops_blocks(self) -> bool:
+        """Whether blocks left of what is read are given back, so that long steps need more of them than short ones."""
+        return False
+
+    @property
     def uniform_key(self) -> tuple[object, ...]:
         """Layers with equal keys can share one block table, even where their pages differ in size."""
         return ("every token", self.block_size, self.context_parallel_size)

@@ -36,6 +36,10 @@ from octavo.kv.refusal import Question, refuse_fit, refuse_length, refuse_overri
 from octavo.kv.specs import KVCacheConfig, KVCacheGroupSpec, LayerSpec
 from octavo.kv.state_plan import plan_states
 
+SURE_CHUNK_TOKENS = 256
+"""What a windowed group reserves for the tokens of one step. A longer chunk is computed faster, but it is given while
+blocks are free; this is only what a full pool comes down to (docs/decisions/0031)."""
+
 
 class PlanOptions(msgspec.Struct, frozen=True, kw_only=True):
     """What the user decides about the cache, beside the bytes."""
@@ -47,7 +51,8 @@ class PlanOptions(msgspec.Struct, frozen=True, kw_only=True):
     max_num_batched_tokens: int = 2048
     """Token budget of one step, over all requests."""
     max_chunk_tokens: int | None = None
-    """Most tokens one request is given in one step; None is `max_num_batched_tokens`."""
+    """Tokens of one request in one step that windowed groups reserve for; None is `SURE_CHUNK_TOKENS`, or whatever one
+    step has where no group drops blocks. The scheduler gives a request more only from blocks that nobody needs."""
     max_overlapping_steps: int = 1
     """Steps that may be under way at once: 1, or the number of pipeline stages."""
     num_blocks_override: int | None = None
@@ -162,13 +167,12 @@ def try_plan(
 
 def _question(folds: list[Fold], budget: Budget, options: PlanOptions) -> Question:
     in_flight = options.max_overlapping_steps * options.max_num_batched_tokens
-    chunk = min(options.max_chunk_tokens or in_flight, options.max_num_batched_tokens)
     question = Question(
         folds=folds,
         budget=budget,
         reservation=Reservation(
             exact=not options.reference and options.reservation == "exact",
-            chunk_tokens=options.max_overlapping_steps * chunk,
+            chunk_tokens=options.max_overlapping_steps * _sure_chunk(folds, options),
             in_flight_tokens=in_flight,
         ),
         max_model_len=options.max_model_len,
@@ -179,6 +183,15 @@ def _question(folds: list[Fold], budget: Budget, options: PlanOptions) -> Questi
     # A given number of blocks says nothing about bytes, so the grouping is chosen by the memory there is.
     best = _most_tokens(question._replace(budget=budget._replace(override=None)))
     return question._replace(folds=[best])
+
+
+def _sure_chunk(folds: Sequence[Fold], options: PlanOptions) -> int:
+    """Tokens of one step that one request can always be given."""
+    most = options.max_num_batched_tokens
+    if options.max_chunk_tokens is not None:
+        return min(options.max_chunk_tokens, most)
+    drops = any(bucket.spec.drops_blocks for fold in folds for bucket in fold.buckets)
+    return min(SURE_CHUNK_TOKENS, most) if drops else most
 
 
 def _most_tokens(question: Question) -> Fold:
@@ -209,7 +222,7 @@ def _finish(
     counts = Counts(
         num_blocks=question.budget.num_blocks(fold),
         max_model_len=length,
-        max_chunk_tokens=min(options.max_chunk_tokens or length, options.max_num_batched_tokens, length),
+        max_chunk_tokens=min(_sure_chunk(question.folds, options), length),
         blocks_per_request=tuple(blocks_of(group.spec) for group in groups),
         count_null_block=options.reference or options.count_null_block,
     )

@@ -126,6 +126,10 @@ class SlidingWindowSpec(AttentionSpec, frozen=True, kw_only=True, tag=True):
     def uniform_key(self) -> tuple[object, ...]:
         return (self.kind, self.block_size, self.window)
 
+    @property
+    def drops_blocks(self) -> bool:
+        return True
+
     def max_blocks(self, num_tokens: int, *, chunk_tokens: int) -> int:
         """Blocks under the step's tokens and the window before the first of them, at the worst place in a block."""
         span = min(self.window - 1 + min(chunk_tokens, num_tokens), num_tokens)
@@ -151,6 +155,10 @@ class ChunkedLocalSpec(AttentionSpec, frozen=True, kw_only=True, tag=True):
     @property
     def uniform_key(self) -> tuple[object, ...]:
         return (self.kind, self.block_size, self.chunk)
+
+    @property
+    def drops_blocks(self) -> bool:
+        return True
 
     def max_blocks(self, num_tokens: int, *, chunk_tokens: int) -> int:
         """Blocks from the start of the attention chunk that the step's first token lies in to the step's last token."""
@@ -333,4 +341,4 @@ class KVCacheConfig(msgspec.Struct, frozen=True, kw_only=True):
     shared_layers: dict[str, str] = {}
     max_model_len: int
     max_chunk_tokens: int
-    """Most tokens one request may be given in one step: what the windowed groups' reservation counts on."""
+    """Tokens that one request can always be given in one step: what the windowed groups' reservation counts on."""

@@ -12,7 +12,7 @@ from octavo.request import Request
 
 
 def step_limit(config: SchedulerConfig) -> int:
-    """Most tokens one request may be given in one step: what the plan's reservation for windows must count on."""
+    """Most tokens one request may be given in one step."""
     if config.max_chunk_tokens is None:
         return config.max_num_batched_tokens
     return min(config.max_chunk_tokens, config.max_num_batched_tokens)

@@ -7,6 +7,7 @@ from collections.abc import Set as AbstractSet
 from operator import attrgetter
 
 from octavo.cache.kv_cache_manager import KVCacheManager
+from octavo.cache.request_blocks import ComputedBlocks
 from octavo.sched.queue import Entry
 
 ADMISSION_SPARE = (1, 4, 16, 64)
@@ -21,7 +22,7 @@ class RunningList:
     """The running requests.
 
     Owns: their order, which of them is protected, how many blocks others must leave to it.
-    Never: takes or frees blocks.
+    Never: frees blocks, or takes those that others may need.
     """
 
     def __init__(self, manager: KVCacheManager, admission_spare: tuple[int, ...]) -> None:
@@ -32,6 +33,7 @@ class RunningList:
         self._admission_spare = admission_spare
         self._manager = manager
         self._num_groups = len(manager.managers)
+        self._block_size = min((kind.block_size for kind in manager.managers), default=1)
 
     def __len__(self) -> int:
         return len(self.entries)
@@ -59,6 +61,34 @@ class RunningList:
         if index >= first and self.entries[index] is self.protected:
             index -= 1
         return self.entries.pop(index) if index >= first else None
+
+    def allocate(
+        self, entry: Entry, num_new: int, leave_free: int, computed: ComputedBlocks | None = None
+    ) -> tuple[int, tuple[list[int], ...] | None]:
+        """(tokens, blocks for them as of `KVCacheManager.allocate_slots`), for up to `num_new` tokens.
+
+        More than the plan has reserved for are given only out of what the others cannot need in a step; where even the
+        reserved ones find no blocks, that number comes with None.
+        """
+        allocate, request, sure = self._manager.allocate_slots, entry.request, self._manager.max_chunk_tokens
+        if num_new > sure and entry is not self.protected:
+            leave_more = leave_free + self._blocks_for_others(entry, sure)
+            while num_new > sure:
+                block_ids = allocate(request, num_new, computed, leave_free=leave_more)
+                if block_ids is not None:
+                    return num_new, block_ids
+                num_new = max(sure, num_new // 2)
+        num_new = min(num_new, sure)
+        return num_new, allocate(request, num_new, computed, leave_free=leave_free)
+
+    def _blocks_for_others(self, entry: Entry, max_tokens: int) -> int:
+        """Most blocks that the other requests can take in a step of up to `max_tokens` tokens each."""
+        blocks = 0
+        for other in self.entries:
+            if other is not entry:
+                missing = other.request.num_tokens - other.request.num_computed_tokens
+                blocks += 1 + min(missing, max_tokens) // self._block_size
+        return blocks * self._num_groups
 
     def reserved_blocks(self) -> int:
         """Available blocks that belong to the protected request: all that it may still take until its end."""

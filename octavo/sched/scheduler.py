@@ -6,9 +6,10 @@ thing, the tokens it has but the cache has not; that is many for a new prompt an
 One step:
 
     1. Running requests, best first, each up to `max_chunk_tokens` and leaving one token of the budget for each
-       running request behind it. One that finds no blocks takes them from the worst running request, which is
-       **preempted**: it loses its blocks and goes back to the line, where its key puts it ahead of later ones. When
-       nobody worse is left, the request **stalls**: it keeps what it has and waits for the next step.
+       running request behind it, as blocks are free; so many as the plan has reserved for are sure. One that finds no
+       blocks for those takes them from the worst running request, which is **preempted**: it loses its blocks and goes
+       back to the line, where its key puts it ahead of later ones. When nobody worse is left, the request **stalls**:
+       it keeps what it has and waits for the next step.
     2. Waiting requests, best first, as long as they fit. None in a step that preempted or stalled.
 
 Why every request ends (given that it was admitted by `check_request`, so it fits the empty pool alone):
@@ -67,7 +68,7 @@ class Scheduler:
         self.config = config
         self.manager = manager
         self.max_model_len = max_model_len
-        self._step_limit = min(step_limit(config), manager.max_chunk_tokens)
+        self._step_limit = step_limit(config)
         self._class_of = POLICIES[config.policy]
         self._entries: dict[str, Entry] = {}
         self._waiting = RequestQueue()
@@ -97,12 +98,8 @@ class Scheduler:
             raise RequestError(
                 f"Request id {request.request_id!r} is in use.", remedy="Choose an id that no unfinished request has."
             )
-        check_request(
-            request,
-            self.manager,
-            max_model_len=self.max_model_len,
-            whole_prompt_limit=None if self.config.enable_chunked_prefill else self._step_limit,
-        )
+        limit = None if self.config.enable_chunked_prefill else min(self._step_limit, self.manager.max_chunk_tokens)
+        check_request(request, self.manager, max_model_len=self.max_model_len, whole_prompt_limit=limit)
         self._num_added += 1
         entry = Entry(request, (self._class_of(request), request.arrival, self._num_added))
         if not self.forks.add(entry, self._entries):
@@ -191,7 +188,7 @@ class Scheduler:
             # Most requests need one token, for which there is room: nothing is left to ask.
             if num_new > 1 or num_tokens > entry.quiet_until:
                 num_new = min(num_new, limit, max(1, budget - (len(running) - position)))
-                block_ids = self._allocate(entry, num_new)
+                num_new, block_ids = self._allocate(entry, num_new)
                 if block_ids is None:
                     is_disturbed = True
                     block_ids = self._make_room(entry, num_new, position)
@@ -208,19 +205,19 @@ class Scheduler:
             budget -= num_new
         return budget, is_disturbed
 
-    def _allocate(self, entry: Entry, num_new: int) -> tuple[list[int], ...] | None:
-        """New blocks for `num_new` tokens of a running request; None when there are too few."""
-        request = entry.request
+    def _allocate(self, entry: Entry, num_new: int) -> tuple[int, tuple[list[int], ...] | None]:
+        """(tokens, new blocks for them) of a running request, up to `num_new`; None when there are too few."""
         leave_free = 0 if entry is self._running.protected else self._running.reserved_blocks()
-        block_ids = self.manager.allocate_slots(request, num_new, leave_free=leave_free)
+        num_new, block_ids = self._running.allocate(entry, num_new, leave_free)
         if block_ids is not None:
-            entry.quiet_until = self.manager.quiet_until(request.request_id)
-        return block_ids
+            entry.quiet_until = self.manager.quiet_until(entry.request.request_id)
+        return num_new, block_ids
 
     def _make_room(self, entry: Entry, num_new: int, position: int) -> tuple[list[int], ...] | None:
         """As `_allocate`, at the cost of kept blocks, then of the running requests from `position` on."""
         while self.forks.reclaim() or self._preempt_worst(position):
-            if (block_ids := self._allocate(entry, num_new)) is not None:
+            block_ids = self._allocate(entry, num_new)[1]
+            if block_ids is not None:
                 return block_ids
         return None
 
@@ -264,7 +261,7 @@ class Scheduler:
         if num_new < num_missing and not self.config.enable_chunked_prefill and request.num_preemptions == 0:
             return 0
         leave_free = self._running.blocks_to_leave(entry, num_hit + num_new)
-        block_ids = self.manager.allocate_slots(request, num_new, computed, leave_free=leave_free)
+        num_new, block_ids = self._running.allocate(entry, num_new, leave_free, computed)
         if block_ids is None and self.forks.reclaim():
             return self._try_to_admit(entry, step, budget)
         if block_ids is None:

@@ -59,8 +59,8 @@ THIRD_PARTY: dict[str, set[str]] = {
 }
 """Libraries of the host house. The device house, the engine and the command line may use any declared dependency."""
 
-ONE_USER = {("octavo.formats.source", "huggingface_hub")}
-"""Libraries of the host house that one file needs, and loads when it does: to fetch a hub id."""
+ONE_USER = {("octavo.formats.source", "huggingface_hub"), ("octavo.planning.picture", "resvg_py")}
+"""Libraries of the host house that one file needs, and loads when it does: to fetch a hub id, to write a PNG."""
 
 LAZY_OWN = ("octavo", "cli")
 """Parts that may import Octavo's own modules inside functions: the public names and the command dispatch."""

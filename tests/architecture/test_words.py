@@ -10,14 +10,14 @@ from collections.abc import Iterator
 from tools.imports import ROOT, sources
 
 _EVERYDAY_WORDS = """
-aligned answer architecture attempt argument array attention auto batch bind bound bucket cache cached call chat client
-codec computed config convolution core counts cross data decoder demo detokenizer device element encoder engine entry
-environment error facts fast field fields figures file files finish fit float fold format full fused gated heads help
-hook incremental info input invariant job kernel keyword kind kinds kv layer library limit linear list lm loaded local
-log logprob logprobs lookup manager marks mask memory meta metadata meter metrics mixer model new no norm open
-options output outputs override packed paged parallel parameters params part parts path piece placement plain
-prepared probe probed processor question queue raw reason record recorder recurrence reference replaced report
-retained row rows rules run runnable runner running sampler sampling scheduler scratch screen search seen segment
+aligned answer architecture attempt argument array attention auto batch bind bound box bucket cache cached call chat
+client codec computed config convolution core counts cross data decoder demo detokenizer device element encoder engine
+entry environment error facts fast field fields figures file files finish fit float fold format full fused gated heads
+help hook incremental info input invariant job kernel keyword kind kinds kv layer library limit line linear list lm
+loaded local log logprob logprobs lookup manager marks mask memory meta metadata meter metrics mixer model new no norm
+open options output outputs override packed paged parallel parameters params part parts path piece placement plain
+prepared probe probed processor question queue raw reason record recorder recurrence reference replaced
+report retained row rows rules run runnable runner running sampler sampling scheduler scratch screen search seen segment
 sentence sequence sink sliding small source special splitting stages state static stats status stop strided strings
 table task team template text thread tile token tokenizer tokens too type unsupported update vector vocabulary
 weight weights work worker wrapper writer

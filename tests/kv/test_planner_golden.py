@@ -44,10 +44,23 @@ DEEPSEEK_V2_LITE: Layers = [MLASpec(block_size=16, latent_size=576, dtype="bfloa
 
 
 def plan(
-    layers: Layers, gib: float, length: int, in_flight: int, *, hybrid: bool = True, reference: bool = True
+    layers: Layers,
+    gib: float,
+    length: int,
+    in_flight: int,
+    *,
+    hybrid: bool = True,
+    reference: bool = True,
+    chunk: int | None = None,
 ) -> KVCachePlan:
     specs = {f"layers.{i}": spec for i, spec in enumerate(layers)}
-    options = PlanOptions(max_model_len=length, max_num_batched_tokens=in_flight, hybrid=hybrid, reference=reference)
+    options = PlanOptions(
+        max_model_len=length,
+        max_num_batched_tokens=in_flight,
+        max_chunk_tokens=chunk,
+        hybrid=hybrid,
+        reference=reference,
+    )
     return plan_kv_cache([specs], [int(gib * GIB)], options)
 
 
@@ -177,9 +190,11 @@ def test_gemma_3_27b_at_full_length() -> None:
     assert rank.ideal_bytes == 10 * 131072 * 8192 + 52 * 1024 * 8192
     assert rank.ideal_bytes / GIB == pytest.approx(10.406, abs=0.0005)
     assert (rank.fixed_bytes, rank.bytes_per_token) == (52 * 1024 * 8192, 10 * 8192)
-    # 3,071 tokens of window and chunk touch at most 193 blocks.
-    assert rank.one_request_bytes == (10 * 8192 + 52 * 193) * 131072
-    assert rank.one_request_bytes / GIB == pytest.approx(11.225, abs=0.0005)
+    # 1,279 tokens of window and sure chunk touch at most 81 blocks; 3,071 with a chunk of 2,048 at most 193.
+    assert rank.one_request_bytes == (10 * 8192 + 52 * 81) * 131072
+    assert rank.one_request_bytes / GIB == pytest.approx(10.514, abs=0.0005)
+    whole = plan(GEMMA_27B, 24, 131072, 2048, reference=False, chunk=2048).figures.ranks[0]
+    assert whole.one_request_bytes == (10 * 8192 + 52 * 193) * 131072
     reference = plan(GEMMA_27B, 24, 131072, 2048).figures.ranks[0]
     assert reference.one_request_bytes / GIB == pytest.approx(11.41, abs=0.006)
     off = plan(GEMMA_27B, 64, 131072, 2048, hybrid=False).figures.ranks[0]
@@ -188,7 +203,7 @@ def test_gemma_3_27b_at_full_length() -> None:
 
 def test_gemma_3_27b_saves_what_padding_cost() -> None:
     """Ten full and 52 windowed layers divide by two: no layer of padding is left."""
-    short, long = (plan(GEMMA_27B, 24, length, 2048, reference=False) for length in (32768, 131072))
+    short, long = (plan(GEMMA_27B, 24, length, 2048, reference=False, chunk=2048) for length in (32768, 131072))
     assert len(short.groups) == 5 + 26
     assert {len(group.layer_names) for group in short.groups} == {2}
     for made, length, saved in ((short, 32768, 0.048), (long, 131072, 0.017)):

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from octavo.errors import BlocksOverrideError, PlanError
-from octavo.kv.planner import KVCachePlan
+from octavo.kv.planner import SURE_CHUNK_TOKENS, KVCachePlan
 from octavo.kv.specs import ChunkedLocalSpec, LayerSpec, MambaSpec, SlidingWindowSpec
 from tools.oracle_cases import case_ranks, is_block_outermost, plan_case
 
@@ -76,7 +76,8 @@ def predicted(case: Case, plan: KVCachePlan) -> Fraction:
     for names in buckets.values():
         names.sort(key=order.__getitem__)
     length = plan.figures.max_model_len
-    blocks = {spec: blocks_by_counting(spec, length, case["max_in_flight_tokens"]) for spec in buckets}
+    chunk = min(SURE_CHUNK_TOKENS, case["max_in_flight_tokens"])
+    blocks = {spec: blocks_by_counting(spec, length, chunk) for spec in buckets}
     page = max(spec.page_bytes for spec in buckets)
     best: tuple[Fraction, int, Fraction] | None = None
     for width in range(max(map(len, buckets.values())), 0, -1):
@@ -147,11 +148,11 @@ def test_what_the_rules_improve_on_the_recorded_cases() -> None:
             gains.append(held(ours) / held(theirs))
             verdicts["equal" if gains[-1] == 1 else "more"] += 1
     assert verdicts == {
-        "equal": 166,
-        "more": 33,
-        "longer": 5,
-        "refused by both": 91,
+        "equal": 97,
+        "more": 98,
+        "longer": 9,
+        "refused by both": 89,
         "refused by rule": 1,
-        "fits only in Octavo": 1,
+        "fits only in Octavo": 3,
     }
-    assert float(max(gains)) == pytest.approx(1.177, abs=0.001)
+    assert float(max(gains)) == pytest.approx(4.692, abs=0.001)

@@ -58,6 +58,7 @@ def benches(draw: st.DrawFn) -> Bench:
         enable_caching=draw(st.booleans()),
         retention_interval=draw(st.sampled_from([None, 0])),
         admission_spare=draw(st.sampled_from([ADMISSION_SPARE, (0, 0, 0, 0), (0,)])),
+        sure_chunk_tokens=draw(st.one_of(st.none(), st.integers(1, 12))),
     )
 
 

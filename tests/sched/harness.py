@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from octavo.cache.kv_cache_manager import KVCacheManager
-from octavo.config import SchedulerConfig
+from octavo.config import MAX_STEP_TOKENS, SchedulerConfig
 from octavo.kv.specs import (
     ChunkedLocalSpec,
     FullAttentionSpec,
@@ -94,6 +94,7 @@ class Bench:
         enable_caching: bool = True,
         retention_interval: int | None = None,
         admission_spare: tuple[int, ...] = ADMISSION_SPARE,
+        sure_chunk_tokens: int | None = None,
         rank_class: type[NullRank] = NullRank,
     ) -> None:
         self.config = SchedulerConfig(max_num_batched_tokens=16) if config is None else config
@@ -101,7 +102,7 @@ class Bench:
             specs or (full(),),
             num_blocks=num_blocks,
             max_model_len=max_model_len,
-            max_chunk_tokens=step_limit(self.config),
+            max_chunk_tokens=min(sure_chunk_tokens or MAX_STEP_TOKENS, step_limit(self.config)),
         )
         self.manager = KVCacheManager(
             plan,

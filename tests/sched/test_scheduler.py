@@ -45,11 +45,23 @@ def test_a_chunk_is_capped_per_request() -> None:
     assert scheduled(bench) == {"a": 4, "b": 4}
 
 
-def test_no_chunk_is_longer_than_the_plan_reserved_for() -> None:
-    bench = Bench(config=config(max_chunk_tokens=4))
-    bench.scheduler = type(bench.scheduler)(config(), bench.manager, max_model_len=64)
+def test_a_chunk_is_longer_than_the_plan_reserved_for_while_nobody_needs_the_blocks() -> None:
+    """Groups of 4 tokens a block: 9 tokens need 3 + 3 blocks, and what the plan is sure of is 4 tokens."""
+    specs = (full(), sliding(5))
+    bench = Bench(specs, num_blocks=20, config=config(), sure_chunk_tokens=4)
     bench.add(make_request("a", range(9)))
-    assert scheduled(bench) == {"a": 4}
+    assert scheduled(bench) == {"a": 9}
+    # 41 tokens take 11 full blocks, and 4 sure tokens with the window 3: so many are there, and the null block.
+    wide = SchedulerConfig(max_num_batched_tokens=32)
+    tight = Bench(specs, num_blocks=15, config=wide, sure_chunk_tokens=4, max_model_len=64)
+    tight.add(make_request("a", range(40), max_tokens=2))
+    chunks = []
+    while tight.scheduler.has_unfinished_requests():
+        chunks.append(scheduled(tight)["a"])
+    assert chunks[0] == 16, "32 tokens would take 16 blocks"
+    assert chunks[1] == 12, "and 24 more of them 12"
+    assert sum(chunks) == 41
+    assert tight.requests["a"].num_preemptions == 0
 
 
 def test_a_long_prompt_leaves_a_token_for_everyone_behind_it() -> None:
