@@ -21,7 +21,7 @@ from octavo.models.hf_adapter import LoadedModel, adapt_model
 from octavo.models.quantization import check_quantization, quantization_of
 from octavo.models.safetensors_weights import read_safetensors_weights
 from octavo.models.text_part import text_part
-from octavo.models.transformers_api import narrow_loading, without_values
+from octavo.models.transformers_api import narrow_loading, quiet, without_values
 from octavo.models.zoo import find_model
 
 _NO_ROTATION = 1e29
@@ -56,19 +56,20 @@ def load_model(
     quantization = quantization_of(hf_config)
     if source.load_format != "dummy":
         check_quantization(quantization, files.path)
-    model = (
-        _load_weights(source, files, model_class, config, dtype, is_quantized=quantization is not None)
-        .to(device)
-        .eval()
-    )
-    return adapt_model(
-        model,
-        model_config,
-        backend=backend,
-        max_model_len=max_model_len,
-        block_size=block_size,
-        kv_cache_dtype=_DTYPE_NAMES[dtype] if kv_cache_dtype == "auto" else kv_cache_dtype,
-    )
+    with quiet():
+        model = (
+            _load_weights(source, files, model_class, config, dtype, is_quantized=quantization is not None)
+            .to(device)
+            .eval()
+        )
+        return adapt_model(
+            model,
+            model_config,
+            backend=backend,
+            max_model_len=max_model_len,
+            block_size=block_size,
+            kv_cache_dtype=_DTYPE_NAMES[dtype] if kv_cache_dtype == "auto" else kv_cache_dtype,
+        )
 
 
 def _load_weights(

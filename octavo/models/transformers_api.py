@@ -165,8 +165,25 @@ def auto_tokenizer() -> Any:
 
 
 @contextmanager
+def quiet() -> Iterator[None]:
+    """Inside this, transformers says nothing below an error and shows no progress.
+
+    What it says once in a process (that it falls back to its own implementations, at their first call) is said then.
+    """
+    verbosity, had_progress = transformers_logging.get_verbosity(), transformers_logging.is_progress_bar_enabled()
+    try:
+        transformers_logging.set_verbosity_error()
+        transformers_logging.disable_progress_bar()
+        yield
+    finally:
+        transformers_logging.set_verbosity(verbosity)
+        if had_progress:
+            transformers_logging.enable_progress_bar()
+
+
+@contextmanager
 def narrow_loading(model_class: Any, *, has_exact_names: bool = False) -> Iterator[None]:
-    """Inside this, `model_class.from_pretrained` constructs `without_values`, not on the meta device, and is quiet.
+    """Inside this, `model_class.from_pretrained` constructs `without_values`, not on the meta device.
 
     With `has_exact_names` the weights bear the parameters' names already: the renamings of all the checkpoints that
     transformers knows, a thousand patterns, are not compiled to look for others.
@@ -174,7 +191,6 @@ def narrow_loading(model_class: Any, *, has_exact_names: bool = False) -> Iterat
     contexts = model_class.get_init_context
     loading: Any = sys.modules["transformers.modeling_utils"]
     renamings = loading.get_model_conversion_mapping
-    verbosity, had_progress = transformers_logging.get_verbosity(), transformers_logging.is_progress_bar_enabled()
 
     def narrow_contexts(*args: Any, **kwargs: Any) -> list[Any]:
         made = contexts(*args, **kwargs)
@@ -184,15 +200,10 @@ def narrow_loading(model_class: Any, *, has_exact_names: bool = False) -> Iterat
         model_class.get_init_context = narrow_contexts
         if has_exact_names:
             loading.get_model_conversion_mapping = lambda *args, **kwargs: []
-        transformers_logging.set_verbosity_error()
-        transformers_logging.disable_progress_bar()
         yield
     finally:
         del model_class.get_init_context
         loading.get_model_conversion_mapping = renamings
-        transformers_logging.set_verbosity(verbosity)
-        if had_progress:
-            transformers_logging.enable_progress_bar()
 
 
 with _narrowly():
@@ -223,5 +234,6 @@ __all__ = [
     "eager_mask",
     "model_type_to_module_name",
     "narrow_loading",
+    "quiet",
     "without_values",
 ]
