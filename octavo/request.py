@@ -231,6 +231,8 @@ class BeamSearchParams(msgspec.Struct, frozen=True, kw_only=True, metaclass=Keyw
     """A sequence's score is its log probability divided by its number of generated tokens to this power."""
     include_stop_str_in_output: bool = False
     """Whether a sequence's tokens have the end-of-sequence token that ended it."""
+    skip_special_tokens: bool = True
+    """Whether a sequence's text leaves special tokens out."""
 
     REFUSED: ClassVar[dict[str, str]] = {
         "structured_outputs": "Check the texts yourself.",
@@ -263,6 +265,7 @@ _BEAM_READERS: dict[str, Field] = {
     "temperature": NUMBER,
     "length_penalty": NUMBER,
     "include_stop_str_in_output": FLAG,
+    "skip_special_tokens": FLAG,
 }
 """Field of `BeamSearchParams` -> how it is read."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from array import array
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -199,6 +200,35 @@ def test_a_request_with_output_has_reported_its_prompt() -> None:
 def test_an_unknown_field_is_refused_with_the_nearest_known_one() -> None:
     with pytest.raises(RequestError, match=r"^SamplingParams has no field 'topp'\. Did you mean top_p"):
         SamplingParams(topp=0.5)  # type: ignore[call-arg]
+
+
+VLLM_SAMPLING = """
+n presence_penalty frequency_penalty repetition_penalty temperature watermarking top_p top_k min_p seed stop
+stop_token_ids ignore_eos max_tokens min_tokens logprobs prompt_logprobs prompt_logprob_token_ids prompt_logprob_start
+logprob_token_ids flat_logprobs detokenize skip_special_tokens spaces_between_special_tokens include_stop_str_in_output
+output_kind stream_interval skip_clone output_text_buffer_length structured_outputs logit_bias allowed_token_ids
+extra_args bad_words skip_reading_prefix_cache thinking_token_budget repetition_detection routed_experts_prompt_start
+trace_decode_token_ids
+"""
+VLLM_BEAMS = """
+beam_width max_tokens ignore_eos temperature length_penalty include_stop_str_in_output structured_outputs
+skip_special_tokens watermarking
+"""
+"""Public fields of vLLM 0.32.0."""
+
+
+@pytest.mark.parametrize(("ours", "names"), [(SamplingParams, VLLM_SAMPLING), (BeamSearchParams, VLLM_BEAMS)])
+def test_every_field_that_vllm_users_know_is_one_or_is_refused_by_name(ours: Any, names: str) -> None:
+    known = {*ours.__struct_fields__, *ours.REFUSED}
+    assert set(names.split()) <= known
+    assert not set(ours.__struct_fields__) & set(ours.REFUSED)
+
+
+@pytest.mark.parametrize("field", BeamSearchParams.REFUSED)
+def test_a_search_refuses_fields_of_other_engines_by_name(field: str) -> None:
+    with pytest.raises(RequestError, match=rf"^{field} is not supported\. .+\.$"):
+        BeamSearchParams(beam_width=2, max_tokens=3, **{field: 2})
+    assert BeamSearchParams(beam_width=2, max_tokens=3, **{field: None}).beam_width == 2
 
 
 @pytest.mark.parametrize("field", SamplingParams.REFUSED)

@@ -283,7 +283,7 @@ def describe_beams(
         sequences.append(
             BeamSearchSequence(
                 tokens=tokens,
-                text=decoder.decode(tokens),
+                text=decoder.decode(tokens, params.skip_special_tokens),
                 cum_logprob=beam.logprob,
                 logprobs=[logprob_dict(place, texts) for place in beam.places],
                 finish_reason=beam.finish_reason or FinishReason.LENGTH,
