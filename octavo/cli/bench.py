@@ -11,6 +11,7 @@ from octavo.cli import flags
 from octavo.cli.generate import FIGURES, Json, Verbose
 from octavo.cli.help_text import TextHelp
 from octavo.cli.outcome import exit_codes
+from octavo.importing import hurry
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -71,5 +72,5 @@ def offline(
 ) -> None:
     """Run a workload file: all requests handed in at once, token ids in and out, outputs of fixed lengths."""
     given: dict[str, Any] = dict(locals())
-    with exit_codes():
+    with exit_codes(), hurry():
         importlib.import_module("octavo.cli.bench_offline").run(given)

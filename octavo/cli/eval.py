@@ -11,6 +11,7 @@ from octavo.cli import flags
 from octavo.cli.generate import Json, Verbose
 from octavo.cli.help_text import TextHelp
 from octavo.cli.outcome import exit_codes
+from octavo.importing import hurry
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -85,5 +86,5 @@ def perplexity(
 ) -> None:
     """Perplexity of a text, by windows that slide over it; as with transformers in the same dtype."""
     given: dict[str, Any] = dict(locals())
-    with exit_codes():
+    with exit_codes(), hurry():
         importlib.import_module("octavo.cli.evaluation").run_perplexity(given)

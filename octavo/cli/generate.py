@@ -10,6 +10,7 @@ import typer
 from octavo.cli import flags
 from octavo.cli.help_text import TextHelp
 from octavo.cli.outcome import exit_codes
+from octavo.importing import hurry
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
@@ -168,5 +169,5 @@ def generate(
 ) -> None:
     """Complete prompts with a model, greedily and up to 128 tokens unless told otherwise."""
     given: dict[str, Any] = dict(locals())
-    with exit_codes():
+    with exit_codes(), hurry():
         importlib.import_module("octavo.cli.generation").run(given)

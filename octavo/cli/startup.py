@@ -19,6 +19,7 @@ from octavo.cli.process_clock import seconds_since_start
 from octavo.cli.stage_log import StageLog
 from octavo.config import EngineConfig
 from octavo.engine.engine_args import engine_config_from
+from octavo.importing import collect_from_now, import_torch
 
 ENGINE_FLAGS = (
     "model", "tokenizer", "revision", "dtype", "max_model_len", "load_format", "device", "tensor_parallel_size",
@@ -62,8 +63,15 @@ def start(
         with ThreadPoolExecutor(max_workers=1, thread_name_prefix="preparation") as pool:
             preparing = pool.submit(prepare)
             before = seconds_since_start()
+            import_torch()
+            stages.note("import_torch", seconds_since_start() - before, "without its compiler's operators")
+            before = seconds_since_start()
             llm_class = importlib.import_module("octavo.engine.llm").LLM
-            stages.note("import_libraries", seconds_since_start() - before, "torch and what else models need")
+            if preparing.done():
+                preparing.result()  # What was refused is told at once.
+            importlib.import_module("octavo.executor.registry").find_executor(config.parallel.executor)
+            stages.note("import_libraries", seconds_since_start() - before, "what else models need")
+            collect_from_now()
             prepared, ready = preparing.result()
         llm = llm_class(**options, on_stage=stages, prepared=prepared)
     stages.note("ready", seconds_since_start(), "since the start of the process")

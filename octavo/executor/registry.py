@@ -14,12 +14,11 @@ EXECUTORS: dict[str, str] = {
 """Name -> `module:Class`. A class takes the `EngineConfig` alone and starts nothing before `start()`."""
 
 
-def create_executor(config: EngineConfig) -> Executor:
-    """The executor that `config.parallel.executor` names: one of `EXECUTORS`, or any `module:Class`.
+def find_executor(name: str) -> type[Executor]:
+    """The executor class of this name: one of `EXECUTORS`, or any `module:Class`. Imports what its ranks compute with.
 
-    Raises `ConfigError` for an unknown name, a class that cannot be imported, or one that refuses the config.
+    Raises `ConfigError` for an unknown name, or a class that cannot be imported.
     """
-    name = config.parallel.executor
     path = EXECUTORS.get(name, name)
     module_name, _, class_name = path.partition(":")
     if not class_name:
@@ -35,4 +34,10 @@ def create_executor(config: EngineConfig) -> Executor:
         ) from error
     if not (isinstance(executor_class, type) and issubclass(executor_class, Executor)):
         raise ConfigError(f"{path} is not an executor.", remedy="Name a subclass of octavo.executor.executor.Executor.")
-    return executor_class(config)  # type: ignore[call-arg]
+    return executor_class
+
+
+def create_executor(config: EngineConfig) -> Executor:
+    """The executor that `config.parallel.executor` names. Raises `ConfigError` as `find_executor`, and when the class
+    refuses the config."""
+    return find_executor(config.parallel.executor)(config)  # type: ignore[call-arg]

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from octavo.errors import ModelFileError, UnsupportedModelError
+from octavo.importing import complete_torch
 from octavo.models.transformers_api import (
     CONFIG_MAPPING,
     CONFIG_MAPPING_NAMES,
@@ -88,6 +89,7 @@ def _causal_class(model_type: str) -> Any:
 
 def _find_own_model(own_classes: Mapping[str, Any], folder: Path) -> tuple[Any, Any]:
     logger.warning("running Python code that the model in %s brings along (--trust-remote-code)", folder)
+    complete_torch()  # nobody knows what that code asks of torch
     try:
         dynamic = importlib.import_module("transformers.dynamic_module_utils")
         config_class = dynamic.get_class_from_dynamic_module(own_classes["AutoConfig"], str(folder))

@@ -18,12 +18,13 @@ ALLOWED: dict[str, set[str]] = {
     "kv": {"errors", "config"},
     "messages": {"kv", "request", "config"},
     "compiling": {"config", "errors"},
+    "importing": set(),
     "formats": {"compiling", "kv", "config", "errors"},
     "planning": {"formats", "kv", "config", "errors"},
     "cache": {"kv", "request", "errors"},
     "sched": {"cache", "kv", "request", "messages", "config", "errors"},
     "attention": {"compiling", "kv", "errors"},
-    "models": {"attention", "formats", "compiling", "kv", "config", "errors"},
+    "models": {"attention", "formats", "compiling", "importing", "kv", "config", "errors"},
     "worker": {"models", "attention", "compiling", "kv", "messages", "config", "errors"},
     "executor": {"worker", "kv", "messages", "config", "errors"},
     "engine": {
@@ -31,7 +32,10 @@ ALLOWED: dict[str, set[str]] = {
         "messages", "kv", "request", "config", "errors",
     },
     "evaluate": {"engine", "request", "errors"},
-    "cli": {"octavo", "evaluate", "engine", "planning", "formats", "kv", "request", "messages", "config", "errors"},
+    "cli": {
+        "octavo", "evaluate", "engine", "executor", "planning", "formats", "importing", "kv", "request", "messages",
+        "config", "errors",
+    },
     "octavo": {"cli", "engine", "planning", "kv", "request", "config", "errors"},
 }  # fmt: skip
 """Part -> parts of Octavo that it may import besides itself."""

@@ -18,13 +18,23 @@ pytestmark = pytest.mark.slow
 
 OCTAVO = [sys.executable, "-m", "octavo", "generate"]
 STAGES = [
-    "start_python", "import_libraries", "prepare_files", "locate_model", "read_config", "load_tokenizer",
-    "create_executor", "init_device",
+    "start_python", "import_torch", "import_libraries", "prepare_files", "locate_model", "read_config",
+    "load_tokenizer", "create_executor", "init_device",
     "load_model", "start_executor", "get_kv_cache_specs", "determine_available_memory", "plan_kv_cache",
     "allocate_kv_cache", "view_kv_cache", "bind_kv_cache", "initialize_from_config", "warm_up", "build_scheduler",
     "ready",
 ]  # fmt: skip
 """Start-up as DESIGN orders it, and what the front adds before and after."""
+
+HEAVY = (
+    "torch._meta_registrations", "torch._decomp", "torch._refs", "torch._prims", "torch._dynamo", "torch._inductor",
+    "torch.distributed.tensor", "torch.distributed.fsdp", "sympy", "networkx", "sklearn", "pandas",
+    "matplotlib", "torchvision", "tensorflow", "jax", "transformers.pipelines", "transformers.models.auto.auto",
+)  # fmt: skip
+"""Modules that a command needs for nothing, and that some part of torch, transformers or numba would import."""
+
+LIBRARY_BYTES = 700e6
+"""What a process may take beside weights and cache: Python, torch, numba, transformers, tables, one step's tensors."""
 
 
 @pytest.fixture(scope="module")
@@ -64,6 +74,30 @@ def test_a_reader_that_goes_away_ends_a_run_without_an_error(toy: list[str]) -> 
         said = process.stderr.read()
         assert process.wait(timeout=60) == 0
     assert b"Traceback" not in said
+
+
+def test_a_run_imports_nothing_heavy_that_it_does_not_need(toy: list[str]) -> None:
+    command = [sys.executable, "-X", "importtime", *toy[1:], "--json", "--max-tokens", "1", "w5 w6"]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    imported = [line.rpartition("|")[2].strip() for line in done.stderr.splitlines() if line.startswith("import time:")]
+    assert "torch.nn" in imported and "transformers.modeling_utils" in imported
+    assert [name for name in imported if name in HEAVY or name.startswith(tuple(f"{heavy}." for heavy in HEAVY))] == []
+
+
+@pytest.mark.model
+def test_a_process_takes_little_beside_weights_and_cache(tmp_path: Path) -> None:
+    workload = tmp_path / "workload.json"
+    workload.write_text(json.dumps({"name": "memory", "requests": [{"prompt": [*range(100, 116)], "max_tokens": 2}]}))
+    command = [sys.executable, "-m", "octavo", "bench", "offline", "--workload", str(workload), "--json"]
+    done = subprocess.run(
+        [*command, "--model", "demo-smollm2", "--max-model-len", "1K", "--kv-memory", "64MiB"],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    document = json.loads(done.stdout)
+    settings = document["settings"]
+    assert document["figures"]["peak_rss_bytes"] < settings["weight_bytes"] + settings["pool_bytes"] + LIBRARY_BYTES
 
 
 @pytest.mark.model
