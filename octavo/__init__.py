@@ -18,6 +18,7 @@ from octavo.config import prefer_short_spins
 
 if typing.TYPE_CHECKING:
     from octavo.config import EngineConfig
+    from octavo.engine.async_llm import AsyncLLM
     from octavo.engine.llm import LLM
     from octavo.planning.library import plan_kv_cache
     from octavo.request import BeamSearchParams, SamplingParams
@@ -25,6 +26,7 @@ if typing.TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _HOMES = {
+    "AsyncLLM": "octavo.engine.async_llm",
     "BeamSearchParams": "octavo.request",
     "LLM": "octavo.engine.llm",
     "EngineConfig": "octavo.config",
@@ -35,7 +37,7 @@ _HOMES = {
 
 prefer_short_spins()
 
-__all__ = ["LLM", "BeamSearchParams", "EngineConfig", "SamplingParams", "__version__", "plan_kv_cache"]
+__all__ = ["LLM", "AsyncLLM", "BeamSearchParams", "EngineConfig", "SamplingParams", "__version__", "plan_kv_cache"]
 
 
 def __getattr__(name: str) -> object:

@@ -159,6 +159,13 @@ def read_environment() -> Environment:
     )
 
 
+def child_environment() -> dict[str, str]:
+    """The environment for a process of ours: it finds the same Octavo that this process runs, wherever it starts."""
+    package_root = str(Path(__file__).resolve().parent.parent)
+    paths = [path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path]
+    return {**os.environ, "PYTHONPATH": os.pathsep.join([*paths, package_root])}
+
+
 class ModelSource(msgspec.Struct, frozen=True, kw_only=True):
     """Which model to run and how to load it. `load_format="dummy"` fills random weights from the config alone."""
 

@@ -12,7 +12,8 @@
     │   └── LayoutError            the memory layout cannot express the specs
     ├── RequestError               one request is refused; nobody else is touched
     ├── BindError                  the loaded model disagrees with the plan
-    └── ExecutorError              a rank failed, died or hung
+    ├── ExecutorError              a rank failed, died or hung
+    └── EngineDeadError            the process of the engine core has ended
     InvariantError                 a bug in Octavo: internal state contradicts itself
 
 Each error carries the fact (with its numbers) and the remedy; `str(error)` is one sentence for each.
@@ -100,6 +101,10 @@ class BindError(OctavoError):
 
 class ExecutorError(OctavoError):
     """A rank failed, died or hung; the message holds the rank and the original error."""
+
+
+class EngineDeadError(OctavoError):
+    """The process of the engine core has ended, and with it every request that it had; the message says how."""
 
 
 class InvariantError(RuntimeError):

@@ -1,13 +1,18 @@
 """Everything that crosses a process: between front end and engine core, and between engine core and ranks.
 
 Down to a rank goes `SchedulerOutput`, up comes `ModelRunnerOutput`. Into the core goes `EngineCoreRequest`, out comes
-`EngineCoreOutput`. All are msgspec structs of plain values: they serialise to msgpack as they are.
+`EngineCoreOutput`; where the core is a process of its own, what travels is one of `ToCore` and one of `FromCore`. All
+are msgspec structs of plain values: they serialise to msgpack as they are.
 """
 
 from __future__ import annotations
 
+from typing import Any
+
 import msgspec
 
+from octavo.config import EngineConfig, ModelConfig
+from octavo.kv.planner import KVCachePlan
 from octavo.request import FinishReason, Request, SamplingParams
 
 
@@ -134,7 +139,7 @@ class SchedulerStats(msgspec.Struct, frozen=True, kw_only=True):
     prefix_hit_tokens: int
 
 
-class EngineCoreOutputs(msgspec.Struct, frozen=True, kw_only=True):
+class EngineCoreOutputs(msgspec.Struct, frozen=True, kw_only=True, tag="outputs"):
     """News of all requests after one step."""
 
     outputs: list[EngineCoreOutput]
@@ -143,6 +148,10 @@ class EngineCoreOutputs(msgspec.Struct, frozen=True, kw_only=True):
     """Prompt tokens computed in this step."""
     num_step_blocks: int = 0
     """Blocks in use while the step ran: `stats` counts what is left when its finished requests have gone."""
+    admitted: list[str] = []
+    """Requests that this step took out of the line, those that come back after a preemption included."""
+    step_s: float = 0.0
+    """Seconds that the step took, where the core is a process of its own."""
 
 
 class StageReport(msgspec.Struct, frozen=True, kw_only=True):
@@ -156,3 +165,84 @@ class StageReport(msgspec.Struct, frozen=True, kw_only=True):
     """The rank that did it; None for the engine core itself."""
     facts: dict[str, str | int] = {}
     """What was chosen or found, by name, for programs, e.g. `{"num_threads": 2}`."""
+
+
+class ErrorReport(msgspec.Struct, frozen=True, kw_only=True):
+    """An error on its way to another process; see `octavo/engine/error_report.py`."""
+
+    kind: str
+    """The class, by the name it has in `octavo.errors`."""
+    fact: str
+    remedy: str = ""
+    parameter: str | None = None
+    numbers: dict[str, Any] = {}
+
+
+class StartCore(msgspec.Struct, frozen=True, kw_only=True, tag="start"):
+    """The first message to a core: what to run."""
+
+    config: EngineConfig
+
+
+class AddRequests(msgspec.Struct, frozen=True, kw_only=True, tag="add"):
+    """Put these into the line, in this order. One that is refused is answered by `RequestRefused`."""
+
+    requests: list[EngineCoreRequest]
+
+
+class AbortRequests(msgspec.Struct, frozen=True, kw_only=True, tag="abort"):
+    """Forget these; unknown and finished ids are skipped."""
+
+    request_ids: list[str]
+
+
+class ResetPrefixCache(msgspec.Struct, frozen=True, kw_only=True, tag="reset"):
+    """Forget all cached prefixes; answered by `PrefixCacheReset` with the same number."""
+
+    number: int
+
+
+class StopCore(msgspec.Struct, frozen=True, kw_only=True, tag="stop"):
+    """End after the step under way."""
+
+
+ToCore = StartCore | AddRequests | AbortRequests | ResetPrefixCache | StopCore
+"""What a front end sends to a core in a process of its own."""
+
+
+class StageEnded(msgspec.Struct, frozen=True, kw_only=True, tag="stage"):
+    """A step of the start-up is over."""
+
+    report: StageReport
+
+
+class CoreReady(msgspec.Struct, frozen=True, kw_only=True, tag="ready"):
+    """The start-up is over: requests can come."""
+
+    plan: KVCachePlan
+    model_config: ModelConfig
+    max_model_len: int
+
+
+class CoreFailed(msgspec.Struct, frozen=True, kw_only=True, tag="failed"):
+    """The core's last message: it could not start, or found itself broken."""
+
+    error: ErrorReport
+
+
+class RequestRefused(msgspec.Struct, frozen=True, kw_only=True, tag="refused"):
+    """A request was not put into the line; nothing of it was kept."""
+
+    request_id: str
+    error: ErrorReport
+
+
+class PrefixCacheReset(msgspec.Struct, frozen=True, kw_only=True, tag="was_reset"):
+    """Whether the prefixes were forgotten: not while a request holds blocks."""
+
+    number: int
+    is_done: bool
+
+
+FromCore = StageEnded | CoreReady | CoreFailed | RequestRefused | PrefixCacheReset | EngineCoreOutputs
+"""What a core in a process of its own sends. A step's news is one message."""

@@ -2,23 +2,42 @@
 
 from __future__ import annotations
 
+import typing
+from typing import Any
+
 import msgspec
 import pytest
 
 import octavo.messages as messages
+from octavo.config import EngineConfig, ModelSource
 from octavo.messages import (
+    AbortRequests,
+    AddRequests,
     CachedRequests,
+    CoreFailed,
+    CoreReady,
     EngineCoreOutput,
     EngineCoreOutputs,
     EngineCoreRequest,
+    ErrorReport,
+    FromCore,
     ModelRunnerOutput,
     NewRequestData,
+    PrefixCacheReset,
+    RequestRefused,
+    ResetPrefixCache,
     SchedulerOutput,
     SchedulerStats,
+    StageEnded,
     StageReport,
+    StartCore,
+    StopCore,
+    ToCore,
     TokenLogprobs,
 )
 from octavo.request import FinishReason, SamplingParams
+from tests.engine.fake_core_process import FAKE_MODEL
+from tests.engine.fake_plan import FAKE_PLAN
 
 _LOGPROBS = TokenLogprobs(token_ids=[4, 9], logprobs=[-0.5, -1.5], rank=1)
 _STEP = SchedulerOutput(
@@ -38,7 +57,7 @@ _STEP = SchedulerOutput(
     cached_requests=CachedRequests(request_ids=["b"], num_computed_tokens=[7], new_block_ids={"b": ([], [4])}),
     finished_request_ids=["c"],
 )
-_SAMPLES = [
+_SAMPLES: list[Any] = [
     EngineCoreRequest(request_id="a", prompt_token_ids=[1], sampling=SamplingParams(), cache_salt="s"),
     _STEP,
     ModelRunnerOutput(sampled={"a": 4}, logprobs={"a": _LOGPROBS}, prompt_logprobs={"a": [_LOGPROBS]}),
@@ -66,6 +85,29 @@ _SAMPLES = [
         name="load_model", seconds=0.5, result="18 layers", rank=0, facts={"num_threads": 2, "dtype": "float32"}
     ),
 ]
+
+_TO_CORE: list[ToCore] = [
+    StartCore(config=EngineConfig(model=ModelSource(model="demo"))),
+    AddRequests(requests=[_SAMPLES[0]]),
+    AbortRequests(request_ids=["a"]),
+    ResetPrefixCache(number=3),
+    StopCore(),
+]
+_FROM_CORE: list[FromCore] = [
+    StageEnded(report=StageReport(name="x", seconds=0.5, result="y")),
+    CoreReady(plan=FAKE_PLAN, model_config=FAKE_MODEL, max_model_len=7),
+    CoreFailed(error=ErrorReport(kind="PlanError", fact="x", numbers={"needed_bytes": 2**40})),
+    RequestRefused(request_id="a", error=ErrorReport(kind="RequestError", fact="x", parameter="n")),
+    PrefixCacheReset(number=3, is_done=True),
+    _SAMPLES[3],
+]
+
+
+@pytest.mark.parametrize(("union", "messages"), [(ToCore, _TO_CORE), (FromCore, _FROM_CORE)], ids=["to", "from"])
+def test_what_comes_from_a_process_is_told_apart_by_its_tag(union: Any, messages: list[Any]) -> None:
+    assert {type(message) for message in messages} == set(typing.get_args(union))
+    for message in messages:
+        assert msgspec.msgpack.decode(msgspec.msgpack.encode(message), type=union) == message
 
 
 @pytest.mark.parametrize("message", _SAMPLES, ids=lambda message: type(message).__name__)

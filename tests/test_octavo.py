@@ -11,7 +11,7 @@ import pytest
 
 import octavo
 
-PUBLIC = {"LLM", "BeamSearchParams", "EngineConfig", "SamplingParams", "plan_kv_cache", "__version__"}
+PUBLIC = {"LLM", "AsyncLLM", "BeamSearchParams", "EngineConfig", "SamplingParams", "plan_kv_cache", "__version__"}
 
 
 def test_the_public_names_are_these_and_exist() -> None:

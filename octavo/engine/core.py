@@ -172,7 +172,8 @@ class EngineCore:
         try:
             output = self._executor.execute_model(step)
             outputs = self._scheduler.update_from_output(step, output)
-            return msgspec.structs.replace(outputs, num_step_blocks=num_step_blocks)
+            admitted = [request.request_id for request in step.new_requests]
+            return msgspec.structs.replace(outputs, num_step_blocks=num_step_blocks, admitted=admitted)
         except BaseException as error:
             outputs = self._scheduler.fail_step(step, _failure_message(step.step, error))
             if not isinstance(error, Exception):

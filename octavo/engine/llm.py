@@ -14,9 +14,9 @@ from rich.progress import Progress
 
 from octavo.engine.beam_search import BeamRun
 from octavo.engine.conversation import Message
-from octavo.engine.core_client import InprocClient
 from octavo.engine.engine_args import EngineOptions, engine_config_from
 from octavo.engine.figures import Figures
+from octavo.engine.inproc_client import InprocClient
 from octavo.engine.input_processor import InputProcessor, Prompt
 from octavo.engine.output_processor import OutputProcessor, describe_beams
 from octavo.engine.outputs import BeamSearchOutput, RequestOutput

@@ -35,6 +35,13 @@ class CompletionUpdate(msgspec.Struct, frozen=True, kw_only=True):
     """New text that no stop string can still take back."""
     token_ids: list[int]
     finish_reason: FinishReason | None
+    stop_reason: int | str | None = None
+    logprobs: list[dict[int, Logprob]] | None = None
+    """One entry for each of `token_ids`; None unless asked for."""
+    num_cached_tokens: int = 0
+    """Prompt tokens that the prefix cache held for this completion."""
+    prompt_logprobs: list[dict[int, Logprob] | None] | None = None
+    """All of the prompt's, once, with the first completion's first token; None unless asked for."""
 
 
 class StepOutputs(msgspec.Struct, frozen=True, kw_only=True):
@@ -193,6 +200,7 @@ class _Completion:
         if output.new_token_ids:
             self.state.note_token(now)
         num_before = len(self._token_ids)
+        prompt_logprobs = self.state.prompt_logprobs if not num_before and output.new_token_ids else None
         stop = self._take_tokens(output)
         if stop is not None:
             self.finish_reason, self.stop_reason = FinishReason.STOP, stop
@@ -206,6 +214,10 @@ class _Completion:
             text=self._text.take(),
             token_ids=self._token_ids[num_before:],
             finish_reason=self.finish_reason,
+            stop_reason=self.stop_reason,
+            logprobs=None if self._logprobs is None else self._logprobs[num_before:],
+            num_cached_tokens=self.num_cached_tokens,
+            prompt_logprobs=prompt_logprobs if self._index == 0 else None,
         )
 
     def output(self) -> CompletionOutput:

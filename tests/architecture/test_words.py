@@ -21,6 +21,7 @@ report retained row rows rules run runnable runner running sampler sampling sche
 sentence sequence sink sliding small source special splitting stages state static stats status stop strided strings
 table task team template text thread tile token tokenizer tokens too type unsupported update vector vocabulary
 weight weights work worker wrapper writer
+abort add async dead ended failed listener loop office post process ready refused request reset start
 """
 """Words in everyday use, or in the everyday use of the field, that need no entry in the glossary."""
 

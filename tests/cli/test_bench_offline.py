@@ -15,7 +15,8 @@ from octavo.request import SamplingParams
 from tests.cli.terminal import Said, run_octavo
 from tests.engine.byte_tokenizer import EOS
 from tests.engine.fake_core import FakeCore
-from tests.engine.fake_model import NUM_BLOCKS, install_fake_model
+from tests.engine.fake_model import install_fake_model
+from tests.engine.fake_plan import NUM_BLOCKS
 
 REQUESTS = [{"prompt": [65, 66, 67], "max_tokens": 6}, {"prompt": [70], "max_tokens": 1}]
 

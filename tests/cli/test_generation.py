@@ -14,7 +14,8 @@ from octavo.engine.figures import Figures
 from octavo.messages import EngineCoreOutputs
 from tests.cli.terminal import Said, run_octavo
 from tests.engine.fake_core import FakeCore
-from tests.engine.fake_model import NUM_BLOCKS, install_fake_model
+from tests.engine.fake_model import install_fake_model
+from tests.engine.fake_plan import NUM_BLOCKS
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ from octavo.cli.plan_view import capacity_line, plan_view
 from octavo.cli.plan_words import layer_numbers
 from octavo.kv.planner import KVCachePlan, PlanOptions, plan_kv_cache
 from octavo.kv.specs import FullAttentionSpec, SlidingWindowSpec
-from tests.engine.fake_model import FAKE_PLAN
+from tests.engine.fake_plan import FAKE_PLAN
 
 
 def _text(plan: KVCachePlan, device: str = "CPU") -> str:

@@ -18,7 +18,8 @@ from octavo.messages import StageReport
 from octavo.request import SamplingParams
 from tests.engine.byte_tokenizer import BOS
 from tests.engine.fake_core import FakeCore
-from tests.engine.fake_model import NUM_BLOCKS, install_fake_model
+from tests.engine.fake_model import install_fake_model
+from tests.engine.fake_plan import NUM_BLOCKS
 
 
 @pytest.fixture

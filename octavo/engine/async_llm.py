@@ -1,0 +1,370 @@
+"""`AsyncLLM`: the engine for an event loop, its core in a process of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import enum
+import logging
+import time
+from collections.abc import AsyncIterator, Sequence
+from types import TracebackType
+from typing import Any, Self, Unpack
+
+import msgspec
+
+from octavo.engine.engine_args import EngineOptions, engine_config_from
+from octavo.engine.input_processor import InputProcessor, Prompt, PromptRequest
+from octavo.engine.mailbox import Mailbox
+from octavo.engine.observer import EngineObserver, NoObserver
+from octavo.engine.outputs import CompletionOutput, RequestOutput
+from octavo.engine.post_office import PostOffice
+from octavo.engine.preparation import OnStage, Prepared, prepare
+from octavo.engine.process_client import ProcessClient
+from octavo.engine.tokenizer import Tokenizer
+from octavo.errors import EngineDeadError, OctavoError, RequestError
+from octavo.kv.planner import KVCachePlan
+from octavo.messages import CoreReady, EngineCoreOutputs, SchedulerStats, StageReport
+from octavo.request import SamplingParams
+
+LONG_TEXT = 4096
+"""Characters from which on a prompt is tokenised in a thread: the event loop has others to serve."""
+
+HEALTHY_S = 60.0
+"""A core that has run for so long is no longer counted among the failed attempts to restart."""
+
+logger = logging.getLogger(__name__)
+
+
+class EngineState(enum.Enum):
+    """Where an `AsyncLLM` stands."""
+
+    NEW = enum.auto()
+    STARTING = enum.auto()
+    RUNNING = enum.auto()
+    RESTARTING = enum.auto()
+    """The core has died, and another one is on its way."""
+    DEAD = enum.auto()
+    """The core has died too often."""
+    STOPPED = enum.auto()
+
+
+class AsyncLLM:
+    """A model with its KV cache, for many callers in one event loop.
+
+    Owns: the process of the engine core, the tokenizer, every unfinished request. Never: blocks the event loop.
+
+    Parameters:
+        model: `demo`, `demo-smollm2`, a folder, a `.gguf` file, or a hub id.
+        on_stage: called with each finished step of the start-up.
+        observer: told of requests and steps.
+        max_restarts: how often in a row a core that died is started again.
+        options: as those of `LLM`.
+
+    Use it as an async context manager, or call `start()` and `shutdown()`. Raises `ConfigError` at once; what only the
+    start can tell, `start()` raises.
+    """
+
+    def __init__(
+        self,
+        model: str,
+        *,
+        on_stage: OnStage | None = None,
+        observer: EngineObserver | None = None,
+        max_restarts: int = 3,
+        **options: Unpack[EngineOptions],
+    ) -> None:
+        self._config = engine_config_from({"model": model, **options})
+        self._on_stage = on_stage or _silent
+        self._observer: EngineObserver = observer or NoObserver()
+        self._max_restarts = max_restarts
+        self._num_restarts = 0
+        self._started_at = 0.0
+        self._restarting: asyncio.Task[None] | None = None
+        self._stats: SchedulerStats | None = None
+        self.state = EngineState.NEW
+
+    # -- start and end --------------------------------------------------------------------------------------------
+
+    async def start(self) -> None:
+        """Load the model; nothing happens when it is running. Raises as `LLM(...)`, and `EngineDeadError` when the
+        process of the core died."""
+        if self.state is not EngineState.NEW:
+            return
+        self.state = EngineState.STARTING
+        try:
+            prepared: Prepared = await asyncio.to_thread(prepare, self._config, self._on_stage)
+            self._tokenizer = prepared.tokenizer
+            self._post = PostOffice(self._tokenizer, self._observer)
+            await self._start_core()
+        except BaseException:
+            self.state = EngineState.NEW
+            raise
+        self.state = EngineState.RUNNING
+
+    async def shutdown(self) -> None:
+        """End the core; requests under way fail. May be called twice."""
+        was, self.state = self.state, EngineState.STOPPED
+        if self._restarting is not None:
+            self._restarting.cancel()
+            await asyncio.gather(self._restarting, return_exceptions=True)
+        if was not in (EngineState.NEW, EngineState.STOPPED):
+            self._post.fail_all(EngineDeadError("This engine was shut down.", remedy="Start another one."))
+            await self._client.shutdown()
+
+    async def drain(self, timeout_s: float | None = None) -> bool:
+        """Wait until no request is under way, at most `timeout_s`; whether that came about."""
+        try:
+            await asyncio.wait_for(self._post.wait_empty(), timeout_s)
+        except TimeoutError:
+            return False
+        return True
+
+    async def __aenter__(self) -> Self:
+        await self.start()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.shutdown()
+
+    # -- what it is -----------------------------------------------------------------------------------------------
+
+    @property
+    def plan(self) -> KVCachePlan:
+        """What the KV cache is made of, and what it holds."""
+        return self._ready.plan
+
+    @property
+    def model_name(self) -> str:
+        """The model's name, for people."""
+        return self._ready.model_config.name
+
+    @property
+    def max_model_len(self) -> int:
+        """Longest prompt + output in tokens."""
+        return self._ready.max_model_len
+
+    @property
+    def vocab_size(self) -> int:
+        """Token ids that the model has."""
+        return self._ready.model_config.vocab_size
+
+    @property
+    def num_unfinished(self) -> int:
+        """Requests under way."""
+        return len(self._post)
+
+    @property
+    def core_pid(self) -> int:
+        """Process id of the engine core."""
+        return self._client.pid
+
+    def get_tokenizer(self) -> Tokenizer:
+        """The tokenizer that prompts go through."""
+        return self._tokenizer
+
+    def stats(self) -> SchedulerStats | None:
+        """Where the core stood after its last step; None before the first."""
+        return self._stats
+
+    def check_health(self) -> None:
+        """Raises `EngineDeadError` unless requests can be served."""
+        if self.state in (EngineState.RESTARTING, EngineState.STARTING, EngineState.NEW):
+            raise EngineDeadError("The engine is starting.", remedy="Send the request again in some seconds.")
+        if self.state is EngineState.DEAD:
+            raise EngineDeadError(
+                f"The engine core has died {self._num_restarts + 1} times in a row.", remedy="Start the server again."
+            )
+        if self.state is EngineState.STOPPED:
+            raise EngineDeadError("This engine was shut down.", remedy="Start another one.")
+
+    # -- requests -------------------------------------------------------------------------------------------------
+
+    async def generate(
+        self,
+        prompt: Prompt,
+        sampling_params: SamplingParams | None = None,
+        request_id: str | None = None,
+        **more: Any,
+    ) -> AsyncIterator[RequestOutput]:
+        """Complete `prompt`: the whole output so far, each time there is more. Parameters as `stream`.
+
+        Closing the iterator, or cancelling the task that reads it, ends the request and frees its blocks.
+        """
+        so_far: dict[int, CompletionOutput] = {}
+        prompt_logprobs = None
+        async for piece in self.stream(prompt, sampling_params, request_id, **more):
+            prompt_logprobs = prompt_logprobs or piece.prompt_logprobs
+            for output in piece.outputs:
+                so_far[output.index] = _grown(so_far.get(output.index), output)
+            outputs = [so_far[index] for index in sorted(so_far)]
+            yield msgspec.structs.replace(piece, outputs=outputs, prompt_logprobs=prompt_logprobs)
+
+    async def stream(
+        self,
+        prompt: Prompt | PromptRequest,
+        sampling_params: SamplingParams | None = None,
+        request_id: str | None = None,
+        *,
+        priority: int = 0,
+        cache_salt: str | None = None,
+        add_special_tokens: bool = True,
+    ) -> AsyncIterator[RequestOutput]:
+        """Complete `prompt`: what is new, each time there is anything; the last piece is `finished`.
+
+        Parameters:
+            prompt: a text, token ids, a dict as `LLM.generate` takes them, or what `prepare` made of one.
+            request_id: how outputs and `abort` call it; None takes a number.
+            priority: smaller runs first under the priority policy.
+            cache_salt: share cached prefixes only under the same salt.
+
+        A reader that is slow finds larger pieces, and slows nobody down. Closing the iterator, or cancelling the task
+        that reads it, ends the request. Raises `RequestError` when it is refused or given up, `EngineDeadError` when
+        the core is not there, or died meanwhile.
+        """
+        request = await self._request(prompt, sampling_params, priority, cache_salt, add_special_tokens)
+        name = request.request_id if request_id is None else request_id
+        mailbox = self._hand_in(request, name)
+        try:
+            while True:
+                piece = await mailbox.take()
+                yield piece if name == piece.request_id else msgspec.structs.replace(piece, request_id=name)
+                if piece.finished:
+                    return
+        finally:
+            self._abort(self._post.give_up(mailbox))
+
+    async def complete(self, request: PromptRequest) -> RequestOutput:
+        """The whole output of a request that `prepare` made. Raises and is cancelled as `stream`."""
+        mailbox = self._hand_in(request, request.request_id)
+        try:
+            return await mailbox.whole()
+        finally:
+            self._abort(self._post.give_up(mailbox))
+
+    async def prepare(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        sampling_params: SamplingParams | None = None,
+        *,
+        priority: int = 0,
+        add_special_tokens: bool = True,
+    ) -> list[PromptRequest]:
+        """Checked requests for `stream` and `complete`; long texts are tokenised in a thread.
+
+        Raises `RequestError` that names the first prompt that cannot run, and `EngineDeadError` as `check_health`.
+        """
+        self.check_health()
+
+        def process() -> list[PromptRequest]:
+            return self._inputs.process(
+                prompts, sampling_params, priority=priority, add_special_tokens=add_special_tokens
+            )
+
+        return await asyncio.to_thread(process) if _num_characters(prompts) >= LONG_TEXT else process()
+
+    async def abort(self, request_id: str) -> None:
+        """End a request and free its blocks; its reader gets a `RequestError`. Unknown ids are passed over."""
+        mailbox = self._post.find(request_id)
+        if mailbox is not None:
+            self._abort(self._post.fail(mailbox.request.request_id, RequestError(f"{request_id!r} was aborted.")))
+
+    async def reset_prefix_cache(self) -> bool:
+        """Forget all cached prefixes. False when blocks are in use: then nothing changes."""
+        self.check_health()
+        return await self._client.reset_prefix_cache()
+
+    async def _request(
+        self,
+        prompt: Prompt | PromptRequest,
+        sampling: SamplingParams | None,
+        priority: int,
+        cache_salt: str | None,
+        special: bool,  # noqa: FBT001
+    ) -> PromptRequest:
+        self.check_health()
+        if isinstance(prompt, PromptRequest):
+            return prompt
+        (request,) = await self.prepare([prompt], sampling, priority=priority, add_special_tokens=special)
+        return request if cache_salt is None else msgspec.structs.replace(request, cache_salt=cache_salt)
+
+    def _hand_in(self, request: PromptRequest, name: str) -> Mailbox:
+        self.check_health()
+        mailbox, sequences = self._post.open(request, name)
+        self._client.add_requests(sequences)
+        return mailbox
+
+    def _abort(self, sequence_ids: Sequence[str]) -> None:
+        if sequence_ids and self.state is EngineState.RUNNING:
+            self._client.abort_requests(sequence_ids)
+
+    # -- the core -------------------------------------------------------------------------------------------------
+
+    async def _start_core(self) -> None:
+        self._client = ProcessClient(self._config, self)
+        self._ready: CoreReady = await self._client.start(self._on_stage)
+        self._started_at = time.monotonic()
+        self._inputs = InputProcessor(
+            self._tokenizer,
+            max_model_len=self.max_model_len,
+            max_position=self._ready.model_config.max_position,
+            vocab_size=self.vocab_size,
+        )
+        self._observer.engine_ready(self._ready)
+
+    def take_outputs(self, outputs: EngineCoreOutputs) -> None:
+        """News of one step, from the core."""
+        self._stats = outputs.stats
+        self._abort(self._post.deliver(outputs))
+
+    def take_refusal(self, request_id: str, error: OctavoError) -> None:
+        """A sequence was refused by the core, and with it its request."""
+        self._abort(self._post.fail(request_id, error))
+
+    def take_death(self, error: EngineDeadError) -> None:
+        """The core has died: its requests fail, and another one is started."""
+        logger.error("%s", error)
+        self.state = EngineState.RESTARTING
+        self._post.fail_all(error)
+        if time.monotonic() - self._started_at >= HEALTHY_S:
+            self._num_restarts = 0
+        self._restarting = asyncio.get_running_loop().create_task(self._restart(), name="core-restart")
+
+    async def _restart(self) -> None:
+        while self._num_restarts < self._max_restarts:
+            self._num_restarts += 1
+            logger.warning("Starting the engine core again (%d of %d).", self._num_restarts, self._max_restarts)
+            try:
+                await self._start_core()
+            except OctavoError as error:
+                logger.error("The engine core could not be started again: %s", error)
+                await asyncio.sleep(min(30.0, 2.0 ** (self._num_restarts - 1)))
+                continue
+            self.state = EngineState.RUNNING
+            return
+        self.state = EngineState.DEAD
+        logger.critical("The engine core has died too often: it stays down.")
+
+
+def _grown(before: CompletionOutput | None, new: CompletionOutput) -> CompletionOutput:
+    """A completion with what is new of it appended."""
+    if before is None:
+        return new
+    logprobs = None if new.logprobs is None else [*(before.logprobs or ()), *new.logprobs]
+    return msgspec.structs.replace(
+        new, text=before.text + new.text, token_ids=[*before.token_ids, *new.token_ids], logprobs=logprobs
+    )
+
+
+def _num_characters(prompts: Prompt | Sequence[Prompt]) -> int:
+    """About how much text there is to tokenise."""
+    if isinstance(prompts, str):
+        return len(prompts)
+    if isinstance(prompts, dict):
+        return len(prompts.get("prompt") or "")
+    return sum(_num_characters(prompt) for prompt in prompts if isinstance(prompt, str | dict))
+
+
+def _silent(report: StageReport) -> None:
+    """Nobody watches the start-up."""
