@@ -1,11 +1,13 @@
 """Octavo's cache manager and scheduler alone, without a model, beside vLLM's cache manager where its Python is given.
 
-    python -m benchmarks.control_plane [--peer-python ENV/bin/python] [--rounds 3] [--plot FILE.svg] [--quick] [--json]
+    python -m benchmarks.control_plane [--peer-python ENV/bin/python] [--rounds 3] [--sections NAME ...]
+                                       [--plot FILE.svg] [--quick] [--json]
 
 Both engines are measured in turn, each time in a fresh process. Times are CPU seconds of one thread. `full` is one
 group of full attention, `hybrid` full attention and a sliding window of 1,024 tokens; blocks have 16 tokens; a pool of
 4,096 blocks is smaller than what the prompts need together, so there they evict each other. Hits are found by the same
-rule, but vLLM keeps windowed blocks at the ends of prompts alone, Octavo all of them.
+rule, but vLLM keeps windowed blocks at the ends of prompts alone, Octavo all of them. Prompts have a second ratio where
+vLLM's environment has xxHash, its fastest hash; its default is SHA-256.
 """
 
 from __future__ import annotations
@@ -20,25 +22,31 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from benchmarks.machine import in_line, machine
-from benchmarks.peers.manager_cases import PROMPT_TOKENS
+from benchmarks.peers.manager_cases import FAST_HASH, PROMPT_TOKENS
 from benchmarks.peers.run_report import MARK
 from benchmarks.plot import Line, Panel, draw_panels
 from benchmarks.processes import end_children_when_terminated, run_process
 from benchmarks.sides import ROOT, SideError, peer_environment
 
 TIMEOUT_S = 1800
+SECTIONS = ("build", "prompts", "decode", "scheduler", "rank")
 Key = tuple[str, str, int, int, str]
 """Section, kind of groups, blocks or requests, tokens or requests, name of the number."""
 
 
+Ratio = tuple[float, float, float]
+"""Theirs over ours, in rounds that followed each other: median, least, most."""
+
+
 class Row(NamedTuple):
-    """One number over all rounds: medians, and the ratio of rounds that followed each other."""
+    """One number over all rounds: medians, and ratios."""
 
     key: Key
     ours: float
     theirs: float | None
-    ratio: tuple[float, float, float] | None
-    """Theirs over ours: median, least, most."""
+    ratio: Ratio | None
+    fast_ratio: Ratio | None
+    """The same where they use their fastest hash."""
 
 
 def measured(engine: str, command: Sequence[str], environment: dict[str, str]) -> dict[Key, float]:
@@ -53,7 +61,7 @@ def measured(engine: str, command: Sequence[str], environment: dict[str, str]) -
 def flattened(line: dict[str, Any]) -> dict[Key, float]:
     """The numbers of a process's line by what they are of."""
     found: dict[Key, float] = {}
-    for section in ("build", "prompts", "decode", "scheduler"):
+    for section in (*SECTIONS, FAST_HASH):
         for entry in line.get(section, []):
             kind, first, *rest = entry["case"]
             for name, value in entry.items():
@@ -70,21 +78,35 @@ def rows(ours: Sequence[dict[Key, float]], theirs: Sequence[dict[Key, float]]) -
     for key in ours[0]:
         mine = [numbers[key] for numbers in ours]
         other = [numbers[key] for numbers in theirs if key in numbers]
-        ratio = None
-        if other:
-            ratios = [b / a for a, b in zip(mine, other, strict=True)]
-            ratio = (statistics.median(ratios), min(ratios), max(ratios))
-        made.append(Row(key, statistics.median(mine), statistics.median(other) if other else None, ratio))
+        fast = [
+            numbers[FAST_HASH, *key[1:]]
+            for numbers in theirs
+            if key[0] == "prompts" and (FAST_HASH, *key[1:]) in numbers
+        ]
+        found = statistics.median(other) if other else None
+        made.append(Row(key, statistics.median(mine), found, _ratio(mine, other), _ratio(mine, fast)))
     return made
+
+
+def _ratio(mine: Sequence[float], other: Sequence[float]) -> Ratio | None:
+    if not other:
+        return None
+    ratios = [b / a for a, b in zip(mine, other, strict=True)]
+    return statistics.median(ratios), min(ratios), max(ratios)
 
 
 def table(found: Sequence[Row]) -> str:
     """The numbers for people."""
-    lines = [f"{'case':<58} {'octavo':>12} {'vllm':>12}  ratio (least..most)"]
+    lines = [
+        f"{'case':<58} {'octavo':>12} {'a request':>10} {'vllm':>12}  {'ratio (least..most)':<22} with its fastest hash"
+    ]
     for row in found:
         cells = [_value(row.key, row.ours), "" if row.theirs is None else _value(row.key, row.theirs)]
-        ratio = "" if row.ratio is None else "{:.2f} ({:.2f}..{:.2f})".format(*row.ratio)
-        lines.append(f"{_label(row.key):<58} {cells[0]:>12} {cells[1]:>12}  {ratio}".rstrip())
+        ratios = [
+            "" if each is None else "{:.2f} ({:.2f}..{:.2f})".format(*each) for each in (row.ratio, row.fast_ratio)
+        ]
+        own = f"{cells[0]:>12} {_each(row):>10} {cells[1]:>12}"
+        lines.append(f"{_label(row.key):<58} {own}  {ratios[0]:<22} {ratios[1]}".rstrip())
     return "\n".join(lines)
 
 
@@ -95,8 +117,17 @@ def _label(key: Key) -> str:
         "prompts": f"prompt of {second:,}, pool {first:,}",
         "decode": f"decode step of {second:,}, pool {first:,}",
         "scheduler": f"scheduler step of {first:,}",
+        "rank": f"rank's bookkeeping of {first:,}",
     }[section]
     return f"{of}, {kind}: {name}"
+
+
+def _each(row: Row) -> str:
+    """Octavo's time for each of the requests of a step."""
+    section, _, first, second, _ = row.key
+    if section in ("build", "prompts"):
+        return ""
+    return f"{1e6 * row.ours / (second or first):.2f} us"
 
 
 def _value(key: Key, value: float) -> str:
@@ -141,17 +172,20 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="fewer sizes")
     parser.add_argument("--plot", type=Path, metavar="FILE.svg", help="draw how the numbers grow")
     parser.add_argument("--json", action="store_true", help="one JSON object on stdout, nothing else")
+    parser.add_argument("--sections", nargs="+", choices=SECTIONS, default=SECTIONS, help="what to measure")
     given = parser.parse_args()
     end_children_when_terminated()
-    quick = ["--quick"] * given.quick
+    options = [*(["--quick"] * given.quick), "--sections", *given.sections]
+    if "prompts" in given.sections:
+        options.append(FAST_HASH)
     ours, theirs = [], []
     facts = machine()
     try:
         for _ in range(given.rounds):
-            command = [sys.executable, "-m", "benchmarks.manager_octavo", *quick]
+            command = [sys.executable, "-m", "benchmarks.manager_octavo", *options]
             ours.append(measured("octavo", command, dict(os.environ)))
             if given.peer_python is not None:
-                command = [str(given.peer_python), "-m", "benchmarks.peers.manager_vllm", *quick]
+                command = [str(given.peer_python), "-m", "benchmarks.peers.manager_vllm", *options]
                 theirs.append(measured("vllm", command, peer_environment("vllm", given.peer_python, 1)))
     except SideError as error:
         sys.exit(f"error: {error}")

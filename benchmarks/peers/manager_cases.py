@@ -16,7 +16,7 @@ import statistics
 import sys
 import time
 import tracemalloc
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, Protocol
 
@@ -29,6 +29,9 @@ NUM_PROMPTS = 24
 NUM_HIT = 4
 DECODE_STEPS = 96
 DECODE_CONTEXT = 500
+FAST_HASH = "prompts, fast hash"
+"""The section of a peer's prompts under its fastest hash."""
+KINDS = ("full", "hybrid")
 PHASES = ("make", "look_up", "allocate", "free")
 """A prompt's way: the request made (and hashed, where that happens then), looked up, given blocks, ended."""
 
@@ -153,11 +156,7 @@ def measure_decode(driver: Driver, kind: str, num_blocks: int, num_requests: int
         for request in requests:
             driver.settle(request)
     gc.unfreeze()
-    rounds = range(0, DECODE_STEPS, BLOCK_TOKENS)
-    found = {
-        name: statistics.median(statistics.fmean(values[start : start + BLOCK_TOKENS]) for start in rounds)
-        for name, values in (("append", appends), ("allocate", allocations))
-    }
+    found = {"append": mean_of_steps(appends), "allocate": mean_of_steps(allocations)}
     return {**found, "total": found["append"] + found["allocate"]}
 
 
@@ -172,37 +171,70 @@ def _timed(requests: Sequence[Any], action: Callable[[Any], object]) -> float:
     return time.thread_time() - started
 
 
-def sweep(driver: Driver, *, is_quick: bool) -> dict[str, Any]:
-    """Every case: the ones of the tables, and how each grows with pool, prompt and batch."""
-    pools = (4096, 65_536) if is_quick else (4096, 65_536, 1_000_000)
-    lengths = (512, 8192) if is_quick else (512, 2048, 8192, 32_768)
-    batches = (16, 256) if is_quick else (1, 16, 64, 256, 1024)
-    kinds = ("full", "hybrid")
+class Section(Protocol):
+    """Measures the cases of one section."""
+
+    def __call__(self, *, is_quick: bool) -> list[dict[str, Any]]:
+        """`is_quick`: fewer sizes do."""
+
+
+def sections(driver: Driver) -> dict[str, Section]:
+    """The ones of the tables, and how each grows with pool, prompt and batch."""
     return {
-        "build": _cases(measure_build, driver, [(kind, pool) for kind in kinds for pool in pools]),
-        "prompts": _cases(
-            measure_prompts,
-            driver,
-            [(kind, pool, PROMPT_TOKENS) for kind in kinds for pool in pools]
-            + [(kind, 65_536, length) for kind in kinds for length in lengths if length != PROMPT_TOKENS],
-        ),
-        "decode": _cases(
-            measure_decode,
-            driver,
-            [(kind, pool, 256) for kind in kinds for pool in pools if pool >= 65_536]
-            + [(kind, 131_072, batch) for kind in kinds for batch in batches],
-        ),
+        "build": partial(build_cases, driver),
+        "prompts": partial(prompt_cases, driver),
+        "decode": partial(decode_cases, driver),
     }
 
 
-def _cases(measure: Callable[..., Any], driver: Driver, cases: Sequence[tuple[Any, ...]]) -> list[dict[str, Any]]:
+def build_cases(driver: Driver, *, is_quick: bool) -> list[dict[str, Any]]:
+    """Managers by pool."""
+    return cases_of(measure_build, driver, [(kind, pool) for kind in KINDS for pool in _pools(is_quick=is_quick)])
+
+
+def prompt_cases(driver: Driver, *, is_quick: bool) -> list[dict[str, Any]]:
+    """Prompts by pool, and by length."""
+    lengths = (512, 8192) if is_quick else (512, 2048, 8192, 32_768)
+    by_pool = [(kind, pool, PROMPT_TOKENS) for kind in KINDS for pool in _pools(is_quick=is_quick)]
+    by_length = [(kind, 65_536, length) for kind in KINDS for length in lengths if length != PROMPT_TOKENS]
+    return cases_of(measure_prompts, driver, by_pool + by_length)
+
+
+def decode_cases(driver: Driver, *, is_quick: bool) -> list[dict[str, Any]]:
+    """Decoding steps by pool, and by batch."""
+    by_pool = [(kind, pool, 256) for kind in KINDS for pool in _pools(is_quick=is_quick) if pool >= 65_536]
+    by_batch = [(kind, 131_072, batch) for kind in KINDS for batch in batches(is_quick=is_quick)]
+    return cases_of(measure_decode, driver, by_pool + by_batch)
+
+
+def _pools(*, is_quick: bool) -> tuple[int, ...]:
+    return (4096, 65_536) if is_quick else (4096, 65_536, 1_000_000)
+
+
+def batches(*, is_quick: bool) -> tuple[int, ...]:
+    """Numbers of requests that decode together."""
+    return (16, 256) if is_quick else (1, 16, 64, 256, 1024)
+
+
+def cases_of(measure: Callable[..., Any], driver: Driver, cases: Sequence[tuple[Any, ...]]) -> list[dict[str, Any]]:
+    """What `measure` finds in each case."""
     return [{"case": list(case), **measure(driver, *case)} for case in cases]
 
 
-def run_driver(driver: Driver, more: Callable[[bool], dict[str, Any]] = lambda is_quick: {}) -> None:
+def mean_of_steps(seconds: Sequence[float]) -> float:
+    """The median of means over whole blocks of decoding steps, in which every request crosses a block boundary."""
+    blocks = range(0, len(seconds), BLOCK_TOKENS)
+    return statistics.median(statistics.fmean(seconds[start : start + BLOCK_TOKENS]) for start in blocks)
+
+
+def run_driver(driver: Driver, more: Mapping[str, Section]) -> None:
     """Print the measurements of `driver`, and what `more` adds, as one line of JSON."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--quick", action="store_true")
-    is_quick = parser.parse_args().quick
-    line = {"engine": driver.name, "version": driver.version, **sweep(driver, is_quick=is_quick), **more(is_quick)}
+    parser.add_argument("--sections", nargs="*", default=[])
+    given = parser.parse_args()
+    line: dict[str, Any] = {"engine": driver.name, "version": driver.version}
+    for name, measure in {**sections(driver), **more}.items():
+        if not given.sections or name in given.sections:
+            line[name] = measure(is_quick=given.quick)
     sys.stdout.write("\n" + json.dumps(line) + "\n")

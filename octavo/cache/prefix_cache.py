@@ -101,6 +101,7 @@ class PrefixCache:
         self._unused = no_ids()
         self.generation = 0
         """Grows whenever a cached prefix may have been lost: what was looked up in another generation may be void."""
+        pool.index_for(len(self._holders) * num_groups)
         self._add_root(b"")
         self.hold(PLAIN_ROOT)
 
@@ -340,12 +341,15 @@ class PrefixCache:
         if num_again < count:
             start = self._num_numbered
             self._num_numbered = stop = start + count - num_again
-            nodes += ids_from(start, stop)
+            if stop - start == 1:
+                nodes.append(start)
+            else:
+                nodes += ids_from(start, stop)
             if stop > len(self._holders):
                 self._holders, self._holders_view = grown(self._holders_view, stop)
                 self._span_of, self._span_of_view = grown(self._span_of_view, stop)
                 self._depths, self._depths_view = grown(self._depths_view, stop)
-            self._pool.index_for(stop * self.num_groups)
+                self._pool.index_for(len(self._holders) * self.num_groups)
         return nodes
 
     def _trim(self, span: Span | None) -> None:

@@ -187,7 +187,8 @@ class Scheduler:
             num_new = num_tokens - num_computed
             # Most requests need one token, for which there is room: nothing is left to ask.
             if num_new > 1 or num_tokens > entry.quiet_until:
-                num_new = min(num_new, limit, max(1, budget - (len(running) - position)))
+                if num_new > 1:
+                    num_new = min(num_new, limit, max(1, budget - (len(running) - position)))
                 num_new, block_ids = self._allocate(entry, num_new)
                 if block_ids is None:
                     is_disturbed = True

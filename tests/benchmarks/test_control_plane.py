@@ -11,9 +11,9 @@ import pytest
 
 from benchmarks import control_plane
 from benchmarks.control_plane import flattened, panels, rows, table
-from benchmarks.manager_octavo import OctavoDriver, measure_scheduler
+from benchmarks.manager_octavo import OctavoDriver, measure_rank, measure_scheduler
 from benchmarks.peers import manager_cases
-from benchmarks.peers.manager_cases import measure_build, measure_decode, measure_prompts, prompts
+from benchmarks.peers.manager_cases import FAST_HASH, measure_build, measure_decode, measure_prompts, prompts
 from benchmarks.plot import draw_panels
 from benchmarks.processes import Ended
 
@@ -24,6 +24,7 @@ LINE: dict[str, Any] = {
     "build": [BUILD],
     "prompts": [PROMPTS, {**PROMPTS, "case": ["full", 65_536, 512]}],
     "decode": [{"case": ["full", 131_072, 1], "total": 1e-6}, {"case": ["full", 131_072, 256], "total": 2e-4}],
+    "rank": [{"case": ["full", 256], "total": 1e-4}],
 }
 
 
@@ -43,6 +44,7 @@ def test_a_manager_is_measured_with_hits_that_are_checked(
         assert all(value > 0 for phases in found.values() for value in phases.values())
     assert measure_decode(driver, kind, 5000, 3)["total"] > 0
     assert measure_scheduler(driver, kind, 4)["total"] > 0
+    assert measure_rank(driver, kind, 4)["total"] > 0
 
 
 def test_a_driver_that_finds_the_wrong_hit_is_not_measured(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -78,6 +80,22 @@ def test_rows_have_medians_and_ratios_of_rounds_that_followed_each_other() -> No
     assert "2.00 MB" in lines[2]
 
 
+def test_prompts_are_compared_under_the_fastest_hash_too() -> None:
+    fast = {**LINE, FAST_HASH: [{**PROMPTS, "cold": {"total": 1e-3}}]}
+    found = rows([flattened(LINE)] * 2, [flattened(fast)] * 2)
+    ratios = {row.key: row.fast_ratio for row in found}
+    assert ratios["prompts", "full", 65_536, 8192, "cold total"] == (0.5, 0.5, 0.5)
+    assert ratios["prompts", "full", 65_536, 8192, "hit total"] == (1.0, 1.0, 1.0)
+    assert ratios["prompts", "full", 65_536, 512, "cold total"] is None
+    assert "0.50 (0.50..0.50)" in table(found)
+
+
+def test_a_step_is_told_by_request() -> None:
+    lines = table(rows([flattened(LINE)], [])).splitlines()
+    assert lines[-1].split()[-4:] == ["100.00", "us", "0.39", "us"]
+    assert lines[-2].split()[-4:] == ["200.00", "us", "0.78", "us"]
+
+
 def test_what_grows_is_drawn(tmp_path: Path) -> None:
     found = rows([flattened(LINE)], [flattened(LINE)])
     drawn = panels(found)
@@ -94,11 +112,15 @@ def test_engines_take_turns(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capt
 
     def run(command: list[str], *_: object) -> Ended:
         order.append(command[2])
+        assert command[3:] == ["--sections", "prompts", "decode", FAST_HASH]
         return Ended(0, "INFO\n" + json.dumps(LINE) + "\n", "", 1.0, 1)
 
     monkeypatch.setattr(control_plane, "run_process", run)
     monkeypatch.setattr(control_plane, "end_children_when_terminated", lambda: None)
-    monkeypatch.setattr("sys.argv", ["x", "--rounds", "2", "--peer-python", "/p/bin/python", "--json"])
+    monkeypatch.setattr(
+        "sys.argv",
+        ["x", "--rounds", "2", "--peer-python", "/p/bin/python", "--json", "--sections", "prompts", "decode"],
+    )
     control_plane.main()
     assert order == ["benchmarks.manager_octavo", "benchmarks.peers.manager_vllm"] * 2
     document = json.loads(capsys.readouterr().out)
