@@ -216,7 +216,8 @@ class PrefixCache:
             for group in range(num_groups):  # A node may be among them once in each group.
                 self._holders_view[lost if groups is None else lost[groups == group]] -= 1
             numbers = self._span_of_view[lost[self._holders_view[lost] == 0]]
-            spans = numbers[np.flatnonzero(np.diff(numbers, prepend=NO_SPAN))].tolist()
+            ends = np.flatnonzero(numbers[1:] != numbers[:-1])
+            spans = [*numbers[ends].tolist(), *numbers[-1:].tolist()]
         for number in spans:
             self._trim(self._spans[number])
 
@@ -372,7 +373,7 @@ class PrefixCache:
                 span.num_after -= 1
 
     def _num_kept(self, nodes: Ids) -> int:
-        """How many of `nodes` are left without those at the end that have no holder; looks at few more than go."""
+        """How many of `nodes` are left without those at the end that have no holder. Looks at a few times as many."""
         holders = self._holders
         stop = len(nodes)
         while stop and not holders[nodes[stop - 1]]:
@@ -381,7 +382,7 @@ class PrefixCache:
                 break
         else:
             return stop
-        step = 2 * MANY
+        step = 4 * MANY
         seen = view(nodes)
         while stop:
             first = max(0, stop - step)
@@ -389,5 +390,5 @@ class PrefixCache:
             if len(kept):
                 return first + int(kept[-1]) + 1
             stop = first
-            step *= 2
+            step *= 4
         return 0
