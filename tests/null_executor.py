@@ -26,6 +26,7 @@ from octavo.kv.specs import (
 )
 from octavo.messages import ModelRunnerOutput, SchedulerOutput, StageReport
 from octavo.request import FinishReason, SamplingParams
+from octavo.worker.rank import Rank
 
 _MASK = (1 << 63) - 1
 _NOTHING = -1
@@ -98,7 +99,7 @@ class _Sequence:
         self.hashes.append(extend_hash(self.hashes[-1] if self.hashes else 0, token_id))
 
 
-class NullRank:
+class NullRank(Rank):
     """One rank: the methods that executors call on a `WorkerWrapper`, without torch.
 
     Owns: the model of its memory, the sequences it was told of.

@@ -10,6 +10,7 @@ from octavo.executor.executor import Executor
 
 EXECUTORS: dict[str, str] = {
     "inproc": "octavo.executor.inproc:InprocExecutor",
+    "multiproc": "octavo.executor.multiproc:MultiprocExecutor",
 }
 """Name -> `module:Class`. A class takes the `EngineConfig` alone and starts nothing before `start()`."""
 

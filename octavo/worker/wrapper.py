@@ -1,4 +1,4 @@
-"""What a rank answers to: the methods that an executor calls, on every rank alike.
+"""The rank that has a worker.
 
 Global becomes local here: `initialize_from_config` gets the configs of all ranks and takes `configs[global_rank]`.
 """
@@ -9,10 +9,11 @@ from octavo.config import EngineConfig
 from octavo.errors import ExecutorError, InvariantError
 from octavo.kv.specs import KVCacheConfig, LayerSpec
 from octavo.messages import ModelRunnerOutput, SchedulerOutput, StageReport
+from octavo.worker.rank import Rank
 from octavo.worker.worker import Worker
 
 
-class WorkerWrapper:
+class WorkerWrapper(Rank):
     """The surface of one rank.
 
     Owns: the rank's `Worker`, from `init_worker` to `shutdown`.

@@ -13,6 +13,7 @@ from tools.imports import Import, imports, part_of, sources
 ALLOWED: dict[str, set[str]] = {
     "errors": set(),
     "config": {"errors"},
+    "error_report": {"errors"},
     "parameters": {"errors"},
     "request": {"parameters", "config", "errors"},
     "kv": {"errors", "config"},
@@ -26,7 +27,7 @@ ALLOWED: dict[str, set[str]] = {
     "attention": {"compiling", "kv", "errors"},
     "models": {"attention", "formats", "compiling", "importing", "kv", "config", "errors"},
     "worker": {"models", "attention", "compiling", "kv", "messages", "config", "errors"},
-    "executor": {"worker", "kv", "messages", "config", "errors"},
+    "executor": {"worker", "error_report", "kv", "messages", "config", "errors"},
     "engine": {
         "executor", "worker", "models", "attention", "sched", "cache", "formats", "compiling",
         "messages", "kv", "request", "config", "errors",

@@ -7,11 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from octavo.config import CacheConfig, EngineConfig, ModelSource
+from octavo.config import CacheConfig, EngineConfig, ModelSource, ParallelConfig
 from octavo.errors import ConfigError, ExecutorError
 from octavo.executor import inproc
 from octavo.executor.executor import Executor
 from octavo.executor.inproc import InprocExecutor
+from octavo.executor.multiproc import MultiprocExecutor
 from octavo.kv.planner import PlanOptions, plan_kv_cache
 from octavo.kv.specs import FullAttentionSpec, LayerSpec, SlidingWindowSpec
 from octavo.messages import NewRequestData, SchedulerOutput
@@ -39,17 +40,32 @@ def inproc_on_a_null_rank(monkeypatch: pytest.MonkeyPatch, folder: Path) -> Exec
     return InprocExecutor(EngineConfig(model=ModelSource(model="none")))
 
 
-def inproc_on_a_model(monkeypatch: pytest.MonkeyPatch, folder: Path) -> Executor:
+def tiny_model(monkeypatch: pytest.MonkeyPatch, folder: Path) -> EngineConfig:
     monkeypatch.setenv("OCTAVO_ATTENTION_BACKEND", "torch_reference")
     (folder / "config.json").write_text(json.dumps({**HYBRID, "architectures": ["Gemma3ForCausalLM"]}))
     source = ModelSource(model=str(folder), load_format="dummy", dtype="float32")
-    return InprocExecutor(EngineConfig(model=source, cache=CacheConfig(block_size=4, kv_memory_bytes=1 << 20)))
+    return EngineConfig(model=source, cache=CacheConfig(block_size=4, kv_memory_bytes=1 << 20))
+
+
+def inproc_on_a_model(monkeypatch: pytest.MonkeyPatch, folder: Path) -> Executor:
+    return InprocExecutor(tiny_model(monkeypatch, folder))
+
+
+def multiproc_on_null_ranks(monkeypatch: pytest.MonkeyPatch, folder: Path) -> Executor:
+    config = EngineConfig(model=ModelSource(model="none"), parallel=ParallelConfig(tensor_parallel_size=2))
+    return MultiprocExecutor(config, rank_class="tests.executor.process_ranks:Null")
+
+
+def multiproc_on_a_model(monkeypatch: pytest.MonkeyPatch, folder: Path) -> Executor:
+    return MultiprocExecutor(tiny_model(monkeypatch, folder))
 
 
 EXECUTORS = [
     pytest.param(null, id="null"),
     pytest.param(inproc_on_a_null_rank, id="inproc-null"),
     pytest.param(inproc_on_a_model, id="inproc-model", marks=pytest.mark.slow),
+    pytest.param(multiproc_on_null_ranks, id="multiproc-null"),
+    pytest.param(multiproc_on_a_model, id="multiproc-model", marks=pytest.mark.slow),
 ]
 
 

@@ -1,0 +1,71 @@
+"""The process of one rank: `python -m octavo.executor.rank_process CALLS PULSE MODULE:CLASS`, started by an executor.
+
+CALLS and PULSE are the numbers of two inherited sockets. Calls come one at a time through the first and are answered
+there, in the main thread. A second thread answers whatever comes through the other, so that a rank that computes is not
+taken for one that hangs; when that socket closes, whoever started the rank is gone, and the process ends.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import signal
+import socket
+import sys
+import threading
+from typing import Any
+
+from octavo.error_report import report_of
+from octavo.executor.frames import FrameSocket, framed
+from octavo.executor.rank_calls import decode_call, decode_start, encode_error, encode_result
+
+ORPHANED = 3
+"""Exit code of a rank whose executor is gone."""
+
+
+def serve(calls: FrameSocket, make_rank: Any) -> int:
+    """Answer calls until `shutdown` was one or the connection closes; the exit code of the process."""
+    try:
+        start = decode_start(calls.receive())
+        number, rank = start.global_rank, None
+        while True:
+            frame, method = calls.receive(), "a call"
+            try:
+                method, arguments = decode_call(frame)
+                rank = rank or make_rank(start.config, global_rank=number, local_rank=start.local_rank)
+                answer = encode_result(getattr(rank, method)(*arguments))
+            except Exception as error:  # whatever it is, the caller is to hear of it
+                answer = encode_error(report_of(error, doing=f"Rank {number} failed in {method}"))
+            calls.send(framed(answer))
+            if method == "shutdown":
+                return 0
+    except (EOFError, ConnectionError):
+        return ORPHANED
+
+
+def _beat(pulse: socket.socket) -> None:
+    """Send back what comes, until the other side is gone."""
+    try:
+        while beat := pulse.recv(64):
+            pulse.sendall(beat)
+    except OSError:
+        pass
+    os._exit(ORPHANED)
+
+
+def main(arguments: list[str]) -> int:
+    """Run the rank that the command line describes."""
+    # A signal to the whole group, such as Ctrl-C, is the executor's to act on.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    calls, pulse = (socket.socket(fileno=int(number)) for number in arguments[:2])
+    threading.Thread(target=_beat, args=(pulse,), name="pulse", daemon=True).start()
+    module_name, _, name = arguments[2].partition(":")
+    return serve(FrameSocket(calls), getattr(importlib.import_module(module_name), name))
+
+
+if __name__ == "__main__":
+    # Not exit(): threads of libraries must not keep a rank alive that was told to end.
+    code = main(sys.argv[1:])
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)

@@ -1,0 +1,61 @@
+"""A rank's process as its executor holds it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+
+import pytest
+
+from octavo.errors import ExecutorError
+from octavo.executor.frames import framed
+from octavo.executor.rank_calls import decode_answer, encode_call
+from octavo.executor.rank_link import RankLink
+from tests.executor.test_multiproc import config
+
+
+def made(kind: str = "Null") -> RankLink:
+    return RankLink(config(1), global_rank=0, local_rank=0, rank_class=f"tests.executor.process_ranks:{kind}")
+
+
+def test_a_call_and_its_answer() -> None:
+    link = made()
+    link.send(framed(encode_call("determine_available_memory", ())))
+    assert decode_answer("determine_available_memory", link.receive()) == 1 << 20
+    assert link.is_alive()
+    link.end(grace_s=10)
+    link.end(grace_s=0)
+    assert not link.is_alive()
+
+
+def test_a_living_process_has_a_pulse_and_a_stopped_one_has_none() -> None:
+    link = made()
+    link.send(framed(encode_call("init_worker", ())))
+    link.receive()
+    link.seconds_without_pulse()
+    time.sleep(0.2)
+    assert link.seconds_without_pulse() == 0
+    os.kill(link.pid, signal.SIGSTOP)
+    link.seconds_without_pulse()
+    time.sleep(0.2)
+    assert link.seconds_without_pulse() >= 0.15
+    link.end(grace_s=0)
+
+
+@pytest.mark.parametrize(
+    ("end", "says"), [(signal.SIGKILL, "was killed by SIGKILL"), (signal.SIGRTMIN + 1, "was killed by ")]
+)
+def test_how_it_died(end: int, says: str) -> None:
+    link = made()
+    link.send(framed(encode_call("init_worker", ())))
+    link.receive()
+    os.kill(link.pid, end)
+    with pytest.raises(ExecutorError, match=rf"Rank 0 \(process {link.pid}\) {says}") as caught:
+        link.receive()
+    assert caught.value.numbers == {"rank": 0, "pid": link.pid}
+    with pytest.raises(ExecutorError, match=says):
+        link.send(b"")
+        link.send(b"more")
+        raise link.death()
+    link.end(grace_s=0)
