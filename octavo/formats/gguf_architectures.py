@@ -26,6 +26,7 @@ EXPERTS = {
     "expert_used_count": "num_experts_per_tok",
     "expert_feed_forward_length": "moe_intermediate_size",
 }
+NORMED_EXPERTS = EXPERTS | {"expert_weights_norm": "norm_topk_prob"}
 LOCAL_EXPERTS = {"expert_count": "num_local_experts", "expert_used_count": "num_experts_per_tok"}
 SOFT_CAPS = {
     "attn_logit_softcapping": "attn_logit_softcapping",
@@ -237,11 +238,11 @@ ARCHITECTURES: dict[str, Architecture] = {
     "qwen2": Architecture(model_type="qwen2"),
     "qwen2moe": Architecture(
         model_type="qwen2_moe",
-        fields=EXPERTS | {"expert_shared_feed_forward_length": "shared_expert_intermediate_size"},
+        fields=NORMED_EXPERTS | {"expert_shared_feed_forward_length": "shared_expert_intermediate_size"},
     ),
     "qwen3": Architecture(model_type="qwen3", setters=(_head_dim,)),
     "qwen3moe": Architecture(
-        model_type="qwen3_moe", fields=EXPERTS, constants={"norm_topk_prob": True}, setters=(_head_dim,)
+        model_type="qwen3_moe", fields=NORMED_EXPERTS, constants={"norm_topk_prob": True}, setters=(_head_dim,)
     ),
     "qwen35": Architecture(model_type="qwen3_5_text", fields=DELTA_STATES, setters=(delta_states,), reads=DELTA_READS),
     "qwen35moe": Architecture(
@@ -268,7 +269,9 @@ ARCHITECTURES: dict[str, Architecture] = {
     ),
     "olmo2": Architecture(model_type="olmo2"),
     "olmoe": Architecture(
-        model_type="olmoe", fields=LOCAL_EXPERTS | {"expert_count": "num_experts", "attention.clamp_kqv": "clip_qkv"}
+        model_type="olmoe",
+        fields=LOCAL_EXPERTS
+        | {"expert_count": "num_experts", "attention.clamp_kqv": "clip_qkv", "expert_weights_norm": "norm_topk_prob"},
     ),
     "gpt2": Architecture(model_type="gpt2", norm=(LAYER_NORM, "layer_norm_epsilon"), names=SHORT_NAMES),
     "gptneox": Architecture(

@@ -165,6 +165,10 @@ def test_transformers_reads_the_demo_models_the_same(model: str) -> None:
         ("llama", "rope.dimension_sections", [1, 2, 3]),
         ("phi3", "rope.scaling.attn_factor", 1.2),
         ("qwen2", "attention.causal", False),
+        ("granite", "attention.rope_pattern", [True, False, True]),
+        ("llama", "num_loops", 2),
+        ("llama", "attention.value_scale", 0.7),
+        ("gpt-oss", "expert_weights_norm", False),
     ],
 )
 def test_what_is_not_read_and_would_change_the_model_is_refused_by_name(
@@ -175,8 +179,21 @@ def test_what_is_not_read_and_would_change_the_model_is_refused_by_name(
 
 
 def test_values_that_change_nothing_are_let_pass(tmp_path: Path) -> None:
-    neutral = {"logit_scale": 1.0, "attention.sliding_window": 0, "attention.causal": True, "expert_gating_func": 1}
+    neutral = {
+        "num_loops": 1,
+        "attention.rope_pattern": [True] * 3,
+        "logit_scale": 1.0,
+        "attention.sliding_window": 0,
+        "attention.causal": True,
+        "expert_gating_func": 1,
+    }
     assert config_of(tmp_path, "qwen2", **neutral) == config_of(tmp_path, "qwen2")
+
+
+def test_whether_the_weights_of_experts_are_normed(tmp_path: Path) -> None:
+    assert config_of(tmp_path, "qwen3moe")["norm_topk_prob"]
+    assert not config_of(tmp_path, "qwen3moe", expert_weights_norm=False)["norm_topk_prob"]
+    assert config_of(tmp_path, "qwen2moe", expert_weights_norm=True)["norm_topk_prob"]
 
 
 @pytest.mark.parametrize(
