@@ -15,10 +15,17 @@ settings.register_profile(
 settings.load_profile("quick")
 
 
+LONG_TIMEOUT_S = 3600
+"""Of a test under the profile `long`, which has twenty times the examples, unless the test says otherwise."""
+
+
 @pytest.hookimpl(tryfirst=True)  # before xdist reads the groups
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Markers part the tests into three tiers, and what may run side by side into groups, the longest first."""
+    is_long_run = config.getoption("hypothesis_profile", None) == "long"
     for item in items:
+        if is_long_run and item.get_closest_marker("timeout") is None:
+            item.add_marker(pytest.mark.timeout(LONG_TIMEOUT_S))
         if item.get_closest_marker("slow") and item.get_closest_marker("long"):
             raise pytest.UsageError(f"{item.nodeid} is marked both slow and long: choose one")
         if item.get_closest_marker("xdist_group") is None:

@@ -183,6 +183,7 @@ def test_every_run_finds_its_own_state(data: st.DataObject, engine: Engine) -> N
 
 
 @pytest.mark.long
+@pytest.mark.timeout(3600)
 @settings(max_examples=6000, deadline=None)
 @given(st.data(), engines())
 def test_every_run_finds_its_own_state_for_long(data: st.DataObject, engine: Engine) -> None:
