@@ -44,6 +44,7 @@ class EngineOptions(TypedDict, total=False):
     enable_prefix_caching: bool
     num_blocks_override: int | None
     num_gpu_blocks_override: int | None
+    retention_interval: int | None
     max_num_batched_tokens: int | None
     max_num_seqs: int | None
     scheduling_policy: str
@@ -84,6 +85,7 @@ _FIELDS: dict[str, tuple[str, str, Callable[[Any], Any]]] = {
     "kv_cache_dtype": ("cache", "kv_cache_dtype", _text),
     "enable_prefix_caching": ("cache", "enable_prefix_caching", _same),
     "num_blocks_override": ("cache", "num_blocks_override", _same),
+    "retention_interval": ("cache", "retention_interval", _same),
     "max_num_batched_tokens": ("scheduler", "max_num_batched_tokens", _same),
     "max_num_seqs": ("scheduler", "max_num_seqs", _same),
     "scheduling_policy": ("scheduler", "policy", _same),
@@ -144,6 +146,7 @@ _NUMBERS = {
     "seed": int,
     "block_size": int,
     "num_blocks_override": int,
+    "retention_interval": int,
     "max_num_batched_tokens": int,
     "max_num_seqs": int,
     "max_chunk_tokens": int,

@@ -26,6 +26,7 @@ def test_keywords_reach_their_part() -> None:
             "block_size": 8,
             "kv_memory": "1GiB",
             "enable_prefix_caching": False,
+            "retention_interval": 64,
             "max_num_seqs": 3,
             "scheduling_policy": "priority",
             "tensor_parallel_size": 2,
@@ -34,6 +35,7 @@ def test_keywords_reach_their_part() -> None:
     assert (config.model.model, config.model.dtype, config.model.max_model_len) == ("m", "float32", 99)
     assert (config.cache.block_size, config.cache.kv_memory_bytes) == (8, 2**30)
     assert not config.cache.enable_prefix_caching
+    assert config.cache.retention_interval == 64
     assert (config.scheduler.max_num_seqs, config.scheduler.policy) == (3, "priority")
     assert config.parallel.tensor_parallel_size == 2
 
