@@ -5,7 +5,7 @@ from __future__ import annotations
 import struct
 import weakref
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -17,6 +17,7 @@ from octavo.attention.numba_kernels import KernelTable, kernels_of, row_element_
 from octavo.attention.numba_memory import Record
 from octavo.attention.numba_rows import CODES
 from octavo.attention.numba_write import UNIT_TOKENS, WRITE_JOB, WRITE_STEP_FIELDS
+from octavo.attention.program import KernelCall
 from octavo.attention.team import Team, make_team
 from octavo.errors import ConfigError
 
@@ -24,6 +25,16 @@ _ELEMENTS = {torch.float32: FLOAT32, torch.bfloat16: BFLOAT16, torch.float16: FL
 _CODES = {dtype: CODES[element.name] for dtype, element in _ELEMENTS.items()}
 _STEP = struct.Struct(f"{len(STEP_FIELDS)}q")
 _WRITE_STEP = struct.Struct(f"{len(WRITE_STEP_FIELDS)}q")
+
+
+class RowPlaces(NamedTuple):
+    """Where a step's queries, keys, values and results lie: addresses, and bytes from one token to the next."""
+
+    query: int
+    key: int
+    value: int
+    token_bytes: int
+    out: int
 
 
 class _Pages:
@@ -51,7 +62,8 @@ class _Pages:
         }
         # V inside K is written with it.
         written = {"value_size": 0} if value.data_ptr() == key.data_ptr() else {}
-        self.record = Record(WRITE_JOB, self.fields | written)
+        self.written = self.fields | written
+        self.record = Record(WRITE_JOB, self.written)
 
 
 class _LayerJob:
@@ -93,12 +105,15 @@ class _LayerJob:
         """Lets the kernel work in `memory`, on `num_threads` threads."""
         self.memory, self.num_threads = memory, num_threads
         start = align(memory.ctypes.data)
-        array = self.record.array
-        array["num_threads"] = num_threads
-        array["scratch"] = start
-        array["scratch_bytes"] = self.scratch_bytes
-        array["slots"] = start + num_threads * self.scratch_bytes
-        array["slots_bytes"] = num_threads * SLOTS_PER_THREAD * self.slot_bytes
+        self.record.fill(
+            {
+                "num_threads": num_threads,
+                "scratch": start,
+                "scratch_bytes": self.scratch_bytes,
+                "slots": start + num_threads * self.scratch_bytes,
+                "slots_bytes": num_threads * SLOTS_PER_THREAD * self.slot_bytes,
+            }
+        )
 
     def memory_bytes(self, num_threads: int) -> int:
         return num_threads * (self.scratch_bytes + SLOTS_PER_THREAD * self.slot_bytes) + LINE
@@ -195,6 +210,49 @@ class NumbaCPU(AttentionBackend):
         )
         self._team.run(job.kernel, record.address, num_threads)
         return out
+
+    def calls(self, layer: AttentionLayer, dtype: torch.dtype, places: RowPlaces, num_threads: int) -> list[KernelCall]:
+        """`write` and `attend` of a bound layer as kernel calls, for tokens of `dtype` that lie at `places`, head after
+        head.
+
+        Left open is what `AttentionMetadata` says: the fields `num_tokens` and `slot_mapping` of the first,
+        `num_tokens`, `query_start`, `seq_lens`, `block_table`, `block_table_width` and `num_requests` of the second.
+        `num_requests` may be up to 256.
+        """
+        cache = layer.kv_cache
+        if cache is None:
+            raise RuntimeError(f"attention layer {layer.name} is not bound to the KV cache")
+        pages, code = self._pages_of(cache), _CODES[dtype]
+        num_bytes = dtype.itemsize
+        key_bytes, value_bytes = (pages.fields[name] * num_bytes for name in ("size", "value_size"))
+        written = {
+            **pages.written,
+            "new_keys": places.key,
+            "new_key_token_bytes": places.token_bytes,
+            "new_key_head_bytes": key_bytes,
+            "new_values": places.value,
+            "new_value_token_bytes": places.token_bytes,
+            "new_value_head_bytes": value_bytes,
+            "source_code": code,
+        }
+        job = _LayerJob(layer, cache, pages, dtype, self._kernels)
+        if self._memory.size < job.memory_bytes(num_threads):
+            self._memory = np.empty(job.memory_bytes(num_threads), np.uint8)
+        job.place(self._memory, num_threads)
+        job.record.fill(
+            {
+                "query": places.query,
+                "query_token_bytes": places.token_bytes,
+                "query_head_bytes": key_bytes,
+                "out": places.out,
+                "counters": self._counters_address,
+            }
+        )
+        job.record.keep(job, self._counters)
+        return [
+            KernelCall(pages.kernel, Record(WRITE_JOB, written)),
+            KernelCall(job.kernel, job.record, num_counters=2),
+        ]
 
     def _num_threads(self) -> int:
         return self._fixed_threads or torch.get_num_threads()

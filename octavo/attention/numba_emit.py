@@ -146,6 +146,15 @@ def emit_store(builder: Any, path: VectorPath, element: Element, address: Any, v
     raw_store(builder, value, address, mask)
 
 
+def emit_round(builder: Any, element: Element, value: Any) -> Any:
+    """float32 lanes rounded to what `element` (float32 or bfloat16) can hold, as float32."""
+    if element == FLOAT32:
+        return value
+    lanes = value.type.count
+    wide = builder.zext(_narrow_bfloat(builder, value), vector_of(INT32, lanes))
+    return builder.bitcast(builder.shl(wide, constant(INT32, lanes, 16)), value.type)
+
+
 def _narrow_bfloat(builder: Any, value: Any) -> Any:
     """The upper halves of float32 numbers, rounded; a NaN stays one."""
     lanes = value.type.count

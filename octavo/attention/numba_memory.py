@@ -65,6 +65,55 @@ def call_kernel(typing_context: Any, kernel: Any, job: Any, unit: Any) -> Any:
     return types.none(types.int64, types.int64, types.int64), emit
 
 
+@primitive
+def call_job(typing_context: Any, kernel: Any, job: Any) -> Any:
+    """Calls the C function at an address with one address."""
+
+    def emit(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        kind = ir.FunctionType(ir.VoidType(), [ir.IntType(64)])
+        builder.call(builder.inttoptr(arguments[0], kind.as_pointer()), arguments[1:])
+        return context.get_dummy_value()
+
+    return types.none(types.int64, types.int64), emit
+
+
+@primitive
+def call_plain(typing_context: Any, function: Any) -> Any:
+    """Calls the C function at an address with nothing."""
+
+    def emit(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        builder.call(builder.inttoptr(arguments[0], ir.FunctionType(ir.VoidType(), []).as_pointer()), [])
+        return context.get_dummy_value()
+
+    return types.none(types.int64), emit
+
+
+@primitive
+def get_shared(typing_context: Any, address: Any) -> Any:
+    """The int64 at `address` as other threads left it, with all that they wrote before."""
+
+    def emit(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        return builder.load_atomic(pointer(builder, arguments[0]), "acquire", 8, typ=ir.IntType(64))
+
+    return types.int64(types.int64), emit
+
+
+@primitive
+def swap_if(typing_context: Any, address: Any, expected: Any, value: Any) -> Any:
+    """Writes `value` to the int64 at `address` if `expected` is there, in one step; whether it was."""
+
+    def emit(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        where, *numbers = arguments
+        numbers = [
+            context.cast(builder, number, kind, types.int64)
+            for number, kind in zip(numbers, signature.args[1:], strict=True)
+        ]
+        pair = builder.cmpxchg(pointer(builder, where), *numbers, "acq_rel", "acquire")
+        return builder.extract_value(pair, 1)
+
+    return types.boolean(types.int64, expected, value), emit
+
+
 def _scalar(number: Any, llvm: Any) -> tuple[Any, Any]:
     """Primitives that read and write one number of numba type `number` at an address."""
 
@@ -108,7 +157,16 @@ class Record:
 
     def __init__(self, kind: np.dtype[Any], fields: dict[str, float]) -> None:
         self.array = np.zeros(1, kind)
-        for name, value in fields.items():
-            self.array[name] = value
+        self.fill(fields)
+        self._kept: tuple[object, ...] = ()
         self.address = self.array.ctypes.data
         self.bytes = self.array.data.cast("B")
+
+    def fill(self, fields: dict[str, float]) -> None:
+        """Set these fields."""
+        for name, value in fields.items():
+            self.array[name] = value
+
+    def keep(self, *owners: object) -> None:
+        """Keep what owns memory that fields point to as long as the record itself."""
+        self._kept += owners

@@ -55,7 +55,7 @@ def uses_dot(path: VectorPath, row_element: Element, element: Element) -> bool:
     return path.has_dot and row_element == element == BFLOAT16
 
 
-def _load_pairs(builder: Any, path: VectorPath, address: Any, count: Any) -> Any:
+def load_pairs(builder: Any, path: VectorPath, address: Any, count: Any) -> Any:
     """Twice `path.lanes` bfloat16, of which only the first `count` are touched where that is not None."""
     lanes = 2 * path.lanes
     mask = None if count is None else first_lanes(builder, lanes, count)
@@ -81,7 +81,7 @@ def _fold(builder: Any, a: Any, b: Any, low: list[tuple[int, int]], high: list[t
     return builder.fadd(shuffled(low), shuffled(high))
 
 
-def _sum_four(builder: Any, vectors: list[Any]) -> Any:
+def sum_four(builder: Any, vectors: list[Any]) -> Any:
     """The sums over the lanes of four vectors, as one vector of four."""
     singles = [(0, 0), (1, 0), (0, 1), (1, 1)], [(0, 2), (1, 2), (0, 3), (1, 3)]
     pairs = [(0, 0), (0, 1), (1, 0), (1, 1)], [(0, 2), (0, 3), (1, 2), (1, 3)]
@@ -94,7 +94,7 @@ def _sum_four(builder: Any, vectors: list[Any]) -> Any:
     return total
 
 
-class _Accumulators:
+class Accumulators:
     """A grid of vector registers that a loop of machine code adds to."""
 
     def __init__(self, builder: Any, path: VectorPath, rows: int, columns: int) -> None:
@@ -182,13 +182,13 @@ def _emit_scores(builder: Any, kinds: tuple[VectorPath, Element, Element], group
         for addresses, offset in ((keys, key_offset), (ahead, ahead_offset))
     )
     row_at = [_offset(builder, rows, row_bytes, row) for row in group]
-    totals = _Accumulators(builder, path, len(group), TILE_TOKENS)
+    totals = Accumulators(builder, path, len(group), TILE_TOKENS)
 
     def add_step(start: Any, some: Any) -> None:
         def part(kind: Element, at: Any) -> Any:
             address = _offset(builder, at, start, kind.num_bytes)
             return (
-                _load_pairs(builder, path, address, some) if is_pairs else emit_load(builder, path, kind, address, some)
+                load_pairs(builder, path, address, some) if is_pairs else emit_load(builder, path, kind, address, some)
             )
 
         parts = [part(row_element, at) for at in row_at]
@@ -205,7 +205,7 @@ def _emit_scores(builder: Any, kinds: tuple[VectorPath, Element, Element], group
     with builder.if_then(builder.icmp_signed("<", done, size)):
         add_step(done, builder.sub(size, done))
     for row, number in enumerate(group):
-        sums = _sum_four(builder, [totals.value(row, token) for token in range(TILE_TOKENS)])
+        sums = sum_four(builder, [totals.value(row, token) for token in range(TILE_TOKENS)])
         raw_store(builder, sums, _offset(builder, out, out_bytes, number), None)
 
 
@@ -272,7 +272,7 @@ def _emit_sums(
         arguments
     )
     weight_rows = [pointer(builder, _offset(builder, weights, weight_bytes, row)) for row in group]
-    totals = _Accumulators(builder, path, len(group), width)
+    totals = Accumulators(builder, path, len(group), width)
     with cgutils.for_range(builder, num_tokens, intp=INT64) as loop:
         at = builder.add(_listed(builder, values, loop.index), value_offset)
         ahead_at = builder.add(_listed(builder, ahead, loop.index), ahead_offset)

@@ -37,6 +37,7 @@ from octavo.attention.numba_emit import (
     emit_load,
     emit_maximum,
     emit_reduce,
+    emit_round,
     emit_store,
     pointer,
 )
@@ -223,6 +224,16 @@ def fma(typing_context: Any, a: Any, b: Any, c: Any) -> Any:
         return emit_fma(builder, *arguments)
 
     return a(a, b, c), emit
+
+
+@primitive
+def rounded(typing_context: Any, element: Any, vector: Any) -> Any:
+    """What is left of each lane in `element` (float32 or bfloat16), as float32."""
+
+    def emit(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        return emit_round(builder, element.value, arguments[1])
+
+    return vector(element, vector), emit
 
 
 @primitive

@@ -21,6 +21,11 @@ _PROTOTYPE = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
 class Team(ABC):
     """Runs a kernel on several threads at once, the caller's among them."""
 
+    def __init__(self) -> None:
+        function = getattr(ctypes.CDLL(None), "sched_yield", None)
+        self.give_way = 0 if function is None else int(ctypes.cast(function, ctypes.c_void_p).value or 0)
+        """Address of a C function without arguments that lets other threads run, for kernels that wait; 0 is none."""
+
     @abstractmethod
     def run(self, kernel: int, argument: int, num_threads: int) -> None:
         """Calls the C function at address `kernel` on `num_threads` threads; returns when all are done."""
@@ -33,6 +38,7 @@ class OpenMPTeam(Team):
     """
 
     def __init__(self, parallel: Any) -> None:
+        super().__init__()
         parallel.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint, ctypes.c_uint]
         parallel.restype = None
         self._parallel = parallel
@@ -51,6 +57,7 @@ class ThreadTeam(Team):
     """
 
     def __init__(self) -> None:
+        super().__init__()
         self._tasks: queue.SimpleQueue[tuple[Kernel, int]] = queue.SimpleQueue()
         self._done: queue.SimpleQueue[None] = queue.SimpleQueue()
         self._num_threads = 1

@@ -27,6 +27,8 @@ from octavo.models.adoption import adopt_attention, calls_interface
 from octavo.models.attention_interface import BoundAttention, set_hook
 from octavo.models.attention_probe import AttentionProbe
 from octavo.models.attention_recorder import AttentionCall
+from octavo.models.decoder import Decoder, DecoderRecorder
+from octavo.models.decoder_program import FewTokens
 from octavo.models.latent_attention import BoundLatentAttention, with_latents
 from octavo.models.mask_kind import MaskKind
 from octavo.models.modules.fused_attention import Heads
@@ -56,6 +58,7 @@ class LoadedModel:
         shared_layers: dict[str, str],
         weight_bytes: int,
         probe: AttentionProbe,
+        decoder: Decoder | None,
     ) -> None:
         self.attention_layers = attention_layers
         """By layer name, sharing layers included, in the order of the layers."""
@@ -72,6 +75,7 @@ class LoadedModel:
         self._base = model.get_submodule(probe.base_path)
         self._given_hidden = _GivenHidden(self._base, probe.output_type)
         self._position_input = probe.position_input
+        self._few_tokens = FewTokens(decoder)
         self._head = model
         owner_path, _, attribute = probe.base_path.rpartition(".")
         setattr(model.get_submodule(owner_path), attribute, self._given_hidden)
@@ -93,6 +97,8 @@ class LoadedModel:
         token_ids, positions: int64 [T], request after request; query_start: int32 [R + 1]; seq_lens: int32 [R], both as
         in `AttentionMetadata`, which must be set in every layer's group.
         """
+        if (program := self._few_tokens.program(len(token_ids))) is not None:
+            return program.forward(token_ids, positions)
         given = self._position_input.at(positions)
         hidden: torch.Tensor = self._base(input_ids=token_ids[None], use_cache=False, **given)[0]
         return hidden[0]
@@ -165,7 +171,10 @@ def adapt_model(
             }
             linears = [call for call in probe.seen.linears if call.linear.weight is not None]
             replaced = replace_modules(model, probe.seen._replace(linears=linears), heads)
-            probe.check_independence()
+            recorder = DecoderRecorder(model.get_submodule(probe.base_path))
+            with recorder.watch():
+                probe.check_independence()
+            decoder = recorder.decoder()
         states = bind_mixers(mixers, model_config, block_size=block_size, dtype=kv_cache_dtype)
     layers: dict[str, AttentionLayer] = {}
     for call in sorted(calls, key=lambda call: call.layer_index):
@@ -185,6 +194,7 @@ def adapt_model(
         shared_layers=shared,
         weight_bytes=replaced.num_bytes + sum(tensor.nbytes for tensor in (*model.parameters(), *model.buffers())),
         probe=probe,
+        decoder=decoder,
     )
     _check_head(loaded, probe, type(model).__name__)
     return loaded

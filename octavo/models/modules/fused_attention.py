@@ -64,22 +64,12 @@ class FusedAttention(nn.Module):
         self.heads = heads
         self.rotary_size = rotary_size
         self._norms = norms
-        self._passive = rotary_size == 0 and norms is None
-        self._kernel = rotate_kernel(vector_paths()[0], element_of(dtype))
+        self.passive = rotary_size == 0 and norms is None
+        """Whether queries and keys are taken as the product makes them."""
+        self.kernel = rotate_kernel(vector_paths()[0], element_of(dtype))
+        """Address of the kernel whose job is a `rotation`."""
         self._no_angles = torch.zeros(1, dtype=dtype)
-        self._record = Record(
-            ROTATE_JOB,
-            {
-                "num_query_heads": heads.num_heads,
-                "num_key_heads": heads.num_kv_heads,
-                "head_size": heads.head_size,
-                "rotary_size": rotary_size,
-                "query_factors": norms[0].get_buffer("factors").data_ptr() if norms else 0,
-                "key_factors": norms[1].get_buffer("factors").data_ptr() if norms else 0,
-                "unit_tokens": _UNIT_TOKENS,
-                "epsilon": norms[0].epsilon if norms else 0.0,
-            },
-        )
+        self._record = self.rotation()
 
     def forward(
         self,
@@ -89,7 +79,7 @@ class FusedAttention(nn.Module):
         **options: Any,
     ) -> tuple[torch.Tensor, None]:
         joint = self.inputs.apply(hidden_states)[0]
-        if not self._passive:
+        if not self.passive:
             self._rotate(joint, position_embeddings)
         num_heads, num_kv_heads, size, value_size = self.heads
         num_tokens, row = joint.shape
@@ -101,6 +91,25 @@ class FusedAttention(nn.Module):
         value = joint.as_strided((num_tokens, num_kv_heads, value_size), (row, value_size, 1), values)
         attended = hook_of(self).attend_rows(AttentionInput(self, query, key, value, attention_mask, options))
         return self.output(attended.view(1, num_tokens, -1)), None
+
+    def rotation(self) -> Record:
+        """A new job of `ROTATE_JOB` for rows of the joint product; where they and their angles lie is left open."""
+        heads, norms = self.heads, self._norms
+        record = Record(
+            ROTATE_JOB,
+            {
+                "num_query_heads": heads.num_heads,
+                "num_key_heads": heads.num_kv_heads,
+                "head_size": heads.head_size,
+                "rotary_size": self.rotary_size,
+                "query_factors": norms[0].get_buffer("factors").data_ptr() if norms else 0,
+                "key_factors": norms[1].get_buffer("factors").data_ptr() if norms else 0,
+                "unit_tokens": _UNIT_TOKENS,
+                "epsilon": norms[0].epsilon if norms else 0.0,
+            },
+        )
+        record.keep(*(norms or ()))
+        return record
 
     def _rotate(self, joint: torch.Tensor, angles: tuple[torch.Tensor, torch.Tensor] | None) -> None:
         cosines, sines = (self._no_angles, self._no_angles) if angles is None else angles
@@ -116,7 +125,7 @@ class FusedAttention(nn.Module):
             sines.data_ptr(),
             cosines.stride(-2) * width if angles is not None else 0,
         )
-        TEAM.run(self._kernel, self._record.address, num_threads_for(num_tokens, _UNIT_TOKENS))
+        TEAM.run(self.kernel, self._record.address, num_threads_for(num_tokens, _UNIT_TOKENS))
 
 
 class _Trial(AttentionHook):

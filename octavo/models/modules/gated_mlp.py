@@ -26,20 +26,27 @@ class GatedMLP(nn.Module):
         super().__init__()
         self.inputs = inputs
         self.output = output
-        self._size, self._dtype = size, dtype
-        self._kernel = gate_kernel(vector_paths()[0], element_of(dtype))
-        self._record = Record(GATE_JOB, {"size": size, "unit_rows": _UNIT_ROWS, "activation": ACTIVATIONS[activation]})
+        self.size, self._dtype = size, dtype
+        self.kernel = gate_kernel(vector_paths()[0], element_of(dtype))
+        """Address of the kernel whose job is a `gating`."""
+        self._activation = activation
+        self._record = self.gating()
+
+    def gating(self) -> Record:
+        """A new job of `GATE_JOB` for rows of the joint product; where they and the results lie is left open."""
+        code = ACTIVATIONS[self._activation]
+        return Record(GATE_JOB, {"size": self.size, "unit_rows": _UNIT_ROWS, "activation": code})
 
     def forward(self, rows: torch.Tensor) -> torch.Tensor:
         joint = self.inputs.apply(rows)
-        out = torch.empty((*rows.shape[:-1], self._size), dtype=self._dtype)
+        out = torch.empty((*rows.shape[:-1], self.size), dtype=self._dtype)
         start, width = joint.data_ptr(), joint.element_size()
-        num_rows = out.numel() // self._size
-        row_bytes = self._size * width
+        num_rows = out.numel() // self.size
+        row_bytes = self.size * width
         _STEP.pack_into(
             self._record.bytes, 0, 0, start, start + row_bytes, 2 * row_bytes, out.data_ptr(), row_bytes, num_rows
         )
-        TEAM.run(self._kernel, self._record.address, num_threads_for(num_rows, _UNIT_ROWS))
+        TEAM.run(self.kernel, self._record.address, num_threads_for(num_rows, _UNIT_ROWS))
         result: torch.Tensor = self.output(out)
         return result
 

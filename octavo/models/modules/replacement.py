@@ -18,7 +18,7 @@ from octavo.models.modules.fused_attention import Heads, faster_attention
 from octavo.models.modules.gated_mlp import faster_mlp
 from octavo.models.modules.linear import FusedInput, FusedLinear, PackedLinear
 from octavo.models.modules.rms_norm import RMSNormKinds
-from octavo.models.modules.weights import Weight, can_pack, is_plain_linear, weight_of
+from octavo.models.modules.weights import Weight, is_plain_linear
 
 
 class LinearCall(NamedTuple):
@@ -88,11 +88,11 @@ def replace_modules(model: Any, seen: SeenCalls, heads: Mapping[nn.Module, Heads
     for path, module in list(model.named_modules()):
         if (norm := kinds.faster(module)) is not None:
             _put(model, path, norm)
-    num_bytes = 0
+    weights: list[Weight] = []
     by_parent: dict[str, list[_Joint]] = {}
     for run in _runs_of_one_input(seen.linears):
         joint = _join(model, run)
-        num_bytes += joint.num_bytes
+        weights.append(joint.weight)
         by_parent.setdefault(_parent(run[0].path), []).append(joint)
     modules: dict[nn.Module, nn.Module] = {}
     for path, joints in by_parent.items():
@@ -101,7 +101,13 @@ def replace_modules(model: Any, seen: SeenCalls, heads: Mapping[nn.Module, Heads
         if faster is not None and path:
             _put(model, path, faster)
             modules[module] = faster
-    return Replaced(num_bytes, modules)
+    return Replaced(_bytes_beside(model, weights), modules)
+
+
+def _bytes_beside(model: nn.Module, weights: list[Weight]) -> int:
+    """Bytes of `weights` but for those that a parameter holds as well, as an embedding holds a tied head's."""
+    held = {parameter.untyped_storage().data_ptr() for parameter in model.parameters()}
+    return sum(weight.num_bytes for weight in weights if weight.address not in held)
 
 
 class _Joint(NamedTuple):
@@ -111,7 +117,6 @@ class _Joint(NamedTuple):
     modules: list[nn.Module]
     sizes: list[int]
     in_size: int
-    num_bytes: int
 
 
 def _faster(
@@ -141,15 +146,13 @@ def _join(model: nn.Module, run: list[LinearCall]) -> _Joint:
         fused = FusedInput(linears)
         modules: list[nn.Module] = [FusedLinear(fused, index, linear) for index, linear in enumerate(linears)]
         weight = fused.packed
-    elif can_pack(linears[0].weight.dtype):
-        packed = PackedLinear(linears[0])
-        modules, weight = [packed], packed.packed
     else:
-        return _Joint(weight_of(linears), [*linears], sizes, in_size, 0)
+        single = PackedLinear(linears[0])
+        modules, weight = [single], single.packed
     for call, module in zip(run, modules, strict=True):
         call.linear.register_parameter("weight", None)  # the plain weight goes at once, whoever still holds the layer
         _put(model, call.path, module)
-    return _Joint(weight, modules, sizes, in_size, weight.num_bytes)
+    return _Joint(weight, modules, sizes, in_size)
 
 
 def _runs_of_one_input(calls: list[LinearCall]) -> list[list[LinearCall]]:

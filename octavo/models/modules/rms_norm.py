@@ -149,6 +149,7 @@ class FastRMSNorm(nn.Module):
         dtype = plain.get_parameter("weight").dtype
         self.register_buffer("factors", factors.detach().float().contiguous(), persistent=False)
         self.epsilon = epsilon
+        self.rounds_first = rounds_first
         self._plain = (plain,)  # in a tuple, so that it is no submodule
         self._size = factors.numel()
         self._dtype = dtype

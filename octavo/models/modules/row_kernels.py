@@ -208,7 +208,7 @@ def rotate_kernel(path: VectorPath, element: Element) -> int:
     def rotate(job: Any) -> None:
         rotate_rows(path, element, job)
 
-    return _address(JobType("RotateJob", ROTATE_JOB), rotate)
+    return kernel_address(JobType("RotateJob", ROTATE_JOB), rotate)
 
 
 @cache
@@ -218,15 +218,17 @@ def gate_kernel(path: VectorPath, element: Element) -> int:
     def gate(job: Any) -> None:
         gate_rows(path, element, job)
 
-    return _address(JobType("GateJob", GATE_JOB), gate)
+    return kernel_address(JobType("GateJob", GATE_JOB), gate)
 
 
 _kept: list[Any] = []
 """Compiled functions whose addresses are in use."""
 
 
-def _address(job: JobType, function: Callable[..., None]) -> int:
-    folders = [folder / source_digest(Path(__file__)) for folder in (kernel_folder(), *kept_apart())]
+def kernel_address(job: JobType, function: Callable[..., None]) -> int:
+    """Address of `function` as a C function whose argument is the address of a `job`."""
+    digest = source_digest(*sorted(Path(__file__).parent.glob("*_kernels.py")))
+    folders = [folder / digest for folder in (kernel_folder(), *kept_apart())]
     compiled_function = c_function(types.void(job), function, folders)
     _kept.append(compiled_function)
     return int(compiled_function.address)

@@ -85,5 +85,24 @@ def test_modules_not_known_keep_joined_layers(tmp_path: Path) -> None:
         replaced = replace_modules(model, calls, {})
         torch.testing.assert_close(model["block"](rows), expected)
     assert replaced.modules == {} and isinstance(model["block"].gate, FusedLinear)
-    assert type(model["block"].down) is nn.Linear, "a single float32 layer gains nothing"
-    assert replaced.num_bytes == 4 * 2 * 16 * 24
+    assert isinstance(model["block"].down, PackedLinear)
+    assert replaced.num_bytes == 4 * (3 * 16 * 24 + 16 * 16)
+
+
+def test_bytes_that_a_parameter_holds_are_not_counted_twice() -> None:
+    class Tied(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.embedding, self.head = nn.Embedding(32, 16), nn.Linear(16, 32, bias=False)
+            self.head.weight = self.embedding.weight
+
+        def forward(self, ids: torch.Tensor) -> torch.Tensor:
+            return self.head(self.embedding(ids))
+
+    model = nn.ModuleDict({"tied": Tied()})
+    ids = torch.tensor([3, 7])
+    with torch.inference_mode():
+        with watch_calls(model) as calls:
+            expected = model["tied"](ids)
+        assert replace_modules(model, calls, {}).num_bytes == 0
+        torch.testing.assert_close(model["tied"](ids), expected)

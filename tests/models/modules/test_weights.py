@@ -4,7 +4,8 @@ import pytest
 import torch
 from torch import nn
 
-from octavo.models.modules.weights import can_pack, is_plain_linear, weight_of
+from octavo.attention.numba_kernels import vector_paths
+from octavo.models.modules.weights import can_pack, is_plain_linear, run_calls, weight_of
 
 DTYPES = (torch.float32, torch.bfloat16)
 
@@ -25,12 +26,33 @@ def test_a_weight_computes_what_its_layers_do(outputs: tuple[int, ...], bias: bo
     tolerance = 1e-5 if dtype == torch.float32 else 1e-2
     torch.testing.assert_close(weight.apply(rows), expected, rtol=tolerance, atol=tolerance)
     assert torch.equal(weight.plain(), torch.cat([layer.weight for layer in layers]))
+    assert torch.equal(weight.apply(rows[0, 1]), weight.apply(rows)[0, 1]), "one row alone, or among others"
     assert weight.num_bytes == sum(parameter.nbytes for layer in layers for parameter in layer.parameters())
 
 
-def test_a_single_float32_layer_is_not_copied() -> None:
-    layer = linear(32, dtype=torch.float32)
+@pytest.mark.parametrize("dtype", [dtype for dtype in DTYPES if not can_pack(dtype)])
+def test_a_single_layer_is_not_copied(dtype: torch.dtype) -> None:
+    layer = linear(32, dtype=dtype)
     assert weight_of([layer]).plain().data_ptr() == layer.weight.data_ptr()
+
+
+def test_many_rows_and_other_dtypes_are_torchs() -> None:
+    layer = linear(32, bias=True, dtype=torch.float32)
+    weight = weight_of([layer])
+    assert weight.few_rows is not None
+    rows = torch.randn(weight.few_rows.max_rows + 1, 48)
+    torch.testing.assert_close(weight.apply(rows), layer(rows))
+
+
+def test_calls_compute_the_product_with_jobs_of_their_own() -> None:
+    layer = linear(32, bias=True, dtype=torch.float32)
+    few_rows = weight_of([layer]).few_rows
+    assert few_rows is not None
+    first, second = few_rows.calls(), few_rows.calls()
+    assert {call.record.address for call in first}.isdisjoint(call.record.address for call in second)
+    rows = torch.randn(1, 2, 48)
+    torch.testing.assert_close(run_calls(first, rows, 2, 32), layer(rows))
+    assert torch.equal(run_calls(first, rows, 2, 32), run_calls(second, rows, 2, 32))
 
 
 def test_which_layers_are_plain() -> None:
@@ -52,4 +74,5 @@ def test_which_layers_are_plain() -> None:
 
 def test_only_bfloat16_is_packed() -> None:
     assert not can_pack(torch.float32) and not can_pack(torch.float16)
-    assert can_pack(torch.bfloat16) == torch.ops.mkldnn._is_mkldnn_bf16_supported()
+    has_instructions = vector_paths()[0].has_dot
+    assert can_pack(torch.bfloat16) == (has_instructions and torch.ops.mkldnn._is_mkldnn_bf16_supported())

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from octavo.attention.backend import AttentionLayer
+from octavo.models.decoder_program import FewTokens
 from tests.models.walk.outcome import walk
 from tests.models.walk.sizes import VARIANTS
 from tests.models.walk.tiny_model import model_types
@@ -80,5 +81,6 @@ def test_a_layer_that_goes_past_the_cache_is_noticed(tmp_path: Path, monkeypatch
         return output
 
     monkeypatch.setattr(AttentionLayer, "forward", uncounted)
+    monkeypatch.setattr(FewTokens, "program", lambda self, num_tokens: None)
     with pytest.raises(AssertionError, match=r"'layers.2': 0"):
         walk("llama", tmp_path)
