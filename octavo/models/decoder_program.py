@@ -84,10 +84,10 @@ class DecoderProgram:
 
     def is_current(self) -> bool:
         """Whether the layers are bound, and the threads as many, as when it was made."""
-        return self._num_threads == torch.get_num_threads() and all(
-            layer.kv_cache is cache and layer.group is group
-            for layer, (cache, group) in zip(self._layers, self._bindings, strict=True)
-        )
+        for layer, (cache, group) in zip(self._layers, self._bindings, strict=True):
+            if layer.kv_cache is not cache or layer.group is not group:
+                return False
+        return self._num_threads == torch.get_num_threads()
 
     def forward(self, token_ids: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
         """Hidden states [T, hidden size] after the last norm, which stay as they are until the next call."""

@@ -33,6 +33,7 @@ from octavo.models.latent_attention import BoundLatentAttention, with_latents
 from octavo.models.mask_kind import MaskKind
 from octavo.models.modules.fused_attention import Heads
 from octavo.models.modules.replacement import replace_modules
+from octavo.models.plain_head import plain_head
 from octavo.models.state_adapter import bind_mixers, examine_mixers
 from octavo.models.state_mixer import each_token_alone
 
@@ -77,6 +78,7 @@ class LoadedModel:
         self._position_input = probe.position_input
         self._few_tokens = FewTokens(decoder)
         self._head = model
+        self._plain_head: nn.Module | None = None
         owner_path, _, attribute = probe.base_path.rpartition(".")
         setattr(model.get_submodule(owner_path), attribute, self._given_hidden)
 
@@ -104,8 +106,16 @@ class LoadedModel:
         return hidden[0]
 
     @torch.inference_mode()
+    def look_for_plain_head(self, hidden: torch.Tensor) -> None:
+        """From now on call the head directly if it is one linear layer; `hidden` [N, hidden_size] is to try it on."""
+        self._plain_head = plain_head(self._head, self.compute_logits, hidden)
+
+    @torch.inference_mode()
     def compute_logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """[N, vocab_size] from [N, hidden_size]."""
+        if self._plain_head is not None:
+            found: torch.Tensor = self._plain_head(hidden)
+            return found
         self._given_hidden.hidden = hidden[None]
         output = self._head(input_ids=hidden.new_zeros((1, hidden.shape[0]), dtype=torch.long), use_cache=False)
         logits: torch.Tensor = output.logits[0]
@@ -213,6 +223,7 @@ def _check_head(loaded: LoadedModel, probe: AttentionProbe, class_name: str) -> 
             f"The logits of {class_name} depend on more than the hidden states of its base model.",
             remedy=_REMEDY,
         )
+    loaded.look_for_plain_head(probe.hidden[0])
 
 
 @contextmanager
