@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import ctypes
 import struct
 import sys
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import nn
@@ -14,12 +15,15 @@ from octavo.attention.numba_cpu import element_of
 from octavo.attention.numba_kernels import vector_paths
 from octavo.attention.numba_memory import Record
 from octavo.attention.program import KernelCall
+from octavo.models.modules.block_kernels import BLOCK_JOB, block_kernel
 from octavo.models.modules.linear_kernels import LINEAR_JOB, ROWS_FIELDS, TILE_OUTPUTS, linear_kernel
 from octavo.models.modules.row_kernels import TEAM
 
 _ROWS = struct.Struct(f"{len(ROWS_FIELDS)}q")
 _MOST_FLOAT32_ROWS = 32
 """Above it, torch's float32 product is as fast as ours."""
+_MOST_PACKED_ROWS = 8
+"""Above it, oneDNN's product with tiles of bfloat16 is faster."""
 _MOST_UNIT_OUTPUTS = 64
 
 
@@ -66,18 +70,99 @@ class PackedWeight:
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
         self.num_bytes = weight.nbytes + (0 if bias is None else bias.nbytes)
         self.dtype = weight.dtype
-        self.few_rows: FewRows | None = None
         self._weight: torch.Tensor = torch.ops.mkldnn._reorder_linear_weight(weight.detach(), 1)
         self.address = int(torch.ops.mkldnn.data_ptr(self._weight))
         self._bias = None if bias is None else bias.detach()
+        num_bytes = int(torch.ops.mkldnn._nbytes(self._weight))
+        blocks = packed_blocks(weight.detach(), self.address, num_bytes)
+        self.few_rows: FewRows | None = None
+        if blocks is not None:
+            shape = (weight.shape[0], weight.shape[1])
+            self.few_rows = BlockRows(self.address, blocks, shape, self._weight, self._bias)
+        self._calls = () if self.few_rows is None else self.few_rows.calls()
         self._multiply = torch.ops.mkldnn._linear_pointwise.default
 
     def apply(self, rows: torch.Tensor) -> torch.Tensor:
+        num_outputs, num_inputs = self._weight.shape
+        num_rows = rows.numel() // num_inputs
+        if self.few_rows is not None and num_rows <= self.few_rows.max_rows and rows.dtype is self.dtype:
+            return run_calls(self._calls, rows.contiguous(), num_rows, num_outputs)
         result: torch.Tensor = self._multiply(rows, self._weight, self._bias, "none", [], "")
         return result
 
     def plain(self) -> torch.Tensor:
         return self._weight.to_dense()
+
+
+class Blocks(NamedTuple):
+    """How a packed weight lies: blocks of outputs, one after the other, each pair of inputs by pair of inputs."""
+
+    block_outputs: int
+    block_bytes: int
+
+
+def in_blocks(weight: torch.Tensor, block_outputs: int, block_inputs: int) -> torch.Tensor:
+    """[blocks, pairs of inputs, block_outputs, 2] of a weight, with zeros up to whole blocks of outputs and inputs."""
+    num_outputs, num_inputs = weight.shape
+    padding = (0, -num_inputs % block_inputs, 0, -num_outputs % block_outputs)
+    padded = nn.functional.pad(weight, padding)
+    shape = (-1, block_outputs, padded.shape[1] // 2, 2)
+    return padded.reshape(shape).transpose(1, 2).contiguous()
+
+
+def packed_blocks(weight: torch.Tensor, address: int, num_bytes: int) -> Blocks | None:
+    """How `weight`, packed into `num_bytes` at `address`, lies there, if it is one of the ways known here.
+
+    oneDNN documents no name for what it chooses, so the bytes themselves are compared.
+    """
+    num_outputs, num_inputs = weight.shape
+    if weight.dtype != torch.bfloat16 or num_inputs % 2:
+        return None
+    found = torch.frombuffer((ctypes.c_int16 * (num_bytes // 2)).from_address(address), dtype=torch.int16)
+    for block_outputs in (64, 48, 32, 16):
+        num_blocks = -(-num_outputs // block_outputs)
+        for block_inputs in (64, 32, 16, 2):
+            block_bytes = 2 * block_outputs * -(-num_inputs // block_inputs) * block_inputs
+            if num_blocks * block_bytes != num_bytes:
+                continue
+            # Some blocks tell: of random numbers, no two orders look the same.
+            numbers = sorted({0, num_blocks // 2, num_blocks - 1})
+            parts = [weight[number * block_outputs : (number + 1) * block_outputs] for number in numbers]
+            expected = [in_blocks(part, block_outputs, block_inputs).view(torch.int16).flatten() for part in parts]
+            lying = found.view(num_blocks, -1)
+            if all(torch.equal(lying[number], part) for number, part in zip(numbers, expected, strict=True)):
+                return Blocks(block_outputs, block_bytes)
+    return None
+
+
+class BlockRows:
+    """The product with a weight that oneDNN packed into blocks."""
+
+    def __init__(
+        self,
+        address: int,
+        blocks: Blocks,
+        shape: tuple[int, int],
+        packed: torch.Tensor,
+        bias: torch.Tensor | None,
+    ) -> None:
+        """`packed` holds a weight of [outputs, inputs] = `shape` at `address`."""
+        self.max_rows = _MOST_PACKED_ROWS
+        self._tensors = packed, bias
+        self._kernel = block_kernel(vector_paths()[0])
+        self._fields: dict[str, float] = {
+            "weight": address,
+            "block_outputs": blocks.block_outputs,
+            "block_bytes": blocks.block_bytes,
+            "bias": 0 if bias is None else bias.data_ptr(),
+            "num_outputs": shape[0],
+            "num_inputs": shape[1],
+        }
+
+    def calls(self) -> tuple[KernelCall, ...]:
+        record = Record(BLOCK_JOB, self._fields)
+        record.keep(*self._tensors)
+        return (KernelCall(self._kernel, record),)
 
 
 class PlainRows:

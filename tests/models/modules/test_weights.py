@@ -5,7 +5,17 @@ import torch
 from torch import nn
 
 from octavo.attention.numba_kernels import vector_paths
-from octavo.models.modules.weights import can_pack, is_plain_linear, run_calls, weight_of
+from octavo.models.modules.weights import (
+    BlockRows,
+    Blocks,
+    PackedWeight,
+    can_pack,
+    in_blocks,
+    is_plain_linear,
+    packed_blocks,
+    run_calls,
+    weight_of,
+)
 
 DTYPES = (torch.float32, torch.bfloat16)
 
@@ -76,3 +86,39 @@ def test_only_bfloat16_is_packed() -> None:
     assert not can_pack(torch.float32) and not can_pack(torch.float16)
     has_instructions = vector_paths()[0].has_dot
     assert can_pack(torch.bfloat16) == (has_instructions and torch.ops.mkldnn._is_mkldnn_bf16_supported())
+
+
+@pytest.mark.parametrize("block_outputs", [16, 48, 64])
+@pytest.mark.parametrize("block_inputs", [2, 32])
+def test_the_order_of_a_packed_weight_is_read_off_its_bytes(block_outputs: int, block_inputs: int) -> None:
+    weight = torch.randn(200, 66).bfloat16()
+    packed = in_blocks(weight, block_outputs, block_inputs)
+    found = packed_blocks(weight, packed.data_ptr(), packed.nbytes)
+    assert found == Blocks(block_outputs, packed[0].nbytes)
+    for other in (torch.flip(packed, (0,)), torch.flip(packed, (3,)), packed + 1):
+        assert packed_blocks(weight, other.data_ptr(), other.nbytes) is None
+    assert packed_blocks(weight, weight.data_ptr(), weight.nbytes) is None, "row by row is no such order"
+    odd = torch.randn(16, 3).bfloat16()
+    assert packed_blocks(odd, odd.data_ptr(), odd.nbytes) is None
+
+
+@pytest.mark.slow  # compiles a kernel
+@pytest.mark.parametrize("has_bias", [False, True])
+def test_few_rows_of_a_packed_weight_are_multiplied_by_its_blocks(has_bias: bool) -> None:
+    layer = linear(70, bias=has_bias)
+    packed = in_blocks(layer.weight, 64, 32)
+    blocks = Blocks(64, packed[0].nbytes)
+    few_rows = BlockRows(packed.data_ptr(), blocks, (70, 48), packed, layer.bias)
+    rows = torch.randn(1, 3, 48).bfloat16()
+    found = run_calls(few_rows.calls(), rows, 3, 70)
+    torch.testing.assert_close(found, layer(rows), rtol=1e-2, atol=1e-2)
+
+
+@pytest.mark.skipif(not torch.ops.mkldnn._is_mkldnn_bf16_supported(), reason="oneDNN packs nothing on this CPU")
+@pytest.mark.parametrize("num_rows", [1, 40])
+def test_a_packed_weight_computes_what_its_layer_does(num_rows: int) -> None:
+    layer = linear(96, bias=True)
+    weight = PackedWeight(layer.weight, layer.bias)
+    rows = torch.randn(num_rows, 48).bfloat16()
+    torch.testing.assert_close(weight.apply(rows), layer(rows), rtol=1e-2, atol=1e-2)
+    assert torch.equal(weight.plain(), layer.weight)
