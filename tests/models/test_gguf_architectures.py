@@ -9,11 +9,13 @@ import torch
 
 from octavo import LLM, SamplingParams
 from octavo.config import ModelSource, read_environment
+from octavo.errors import UnsupportedModelError
 from octavo.formats.gguf_architectures import ARCHITECTURES
 from octavo.formats.model_config import read_hf_config
 from octavo.formats.source import locate
 from octavo.models.gguf_weights import read_gguf_weights
 from octavo.models.zoo import find_model
+from tests.formats import build
 from tests.models.gguf_converter import CASES, VOCAB_SIZE, random_model, write_gguf
 from tests.models.gguf_layouts import one_added, qwen35
 from tests.models.paged_run import logits_in_chunks
@@ -55,6 +57,13 @@ def test_every_architecture_that_transformers_maps_is_read_or_left_out_for_a_rea
     ours = {case.model_type.removesuffix("_text") for case in CASES.values()}
     assert set(GGUF_CONFIG_MAPPING) - ours == set(LEFT_OUT) - ours
     assert set(GGUF_CONFIG_ARCHS) <= set(ARCHITECTURES)
+
+
+@pytest.mark.parametrize("name", ["deci", "t5", "umt5", "qwen3next"])
+def test_what_is_left_out_is_refused_by_name(name: str, tmp_path: Path) -> None:
+    path = build.write(tmp_path / "m.gguf", build.gguf({"general.architecture": name}))
+    with pytest.raises(UnsupportedModelError, match=rf"architecture '{name}', which cannot be mapped"):
+        read_hf_config(locate(ModelSource(model=str(path)), read_environment()))
 
 
 @pytest.mark.parametrize(
