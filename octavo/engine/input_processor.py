@@ -163,7 +163,8 @@ class InputProcessor:
             raise RequestError("The prompt is empty.", remedy="Give it at least one token.")
         num_tokens = len(token_ids)
         if num_tokens >= self._max_model_len:
-            remedy = f"Shorten it to at most {self._max_model_len - 1} tokens"
+            fitting = self._max_model_len - 1
+            remedy = f"Shorten it to at most {fitting} tokens" if fitting else "No prompt leaves room for output"
             if num_tokens < self._max_position:
                 remedy += f", or raise max_model_len (--max-model-len) to at least {num_tokens + 1}"
             raise RequestError(

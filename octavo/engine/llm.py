@@ -43,7 +43,8 @@ class LLM:
         prepared: what was read of the model already; None reads it now.
         options: see `EngineOptions`; an unknown one raises `ConfigError` with the nearest known names.
 
-    Raises `ConfigError`, `ModelFileError`, `UnsupportedModelError` or `PlanError`, each with a remedy.
+    Raises `ConfigError`, `ModelFileError`, `UnsupportedModelError` or `PlanError`, each with a remedy. Messages call
+    options as the command line does: `--max-model-len` is the keyword `max_model_len`, and so on.
     Use it as a context manager, or call `shutdown()`, to free its memory before the object goes; from then on it raises
     `OctavoError` when asked for anything.
     """

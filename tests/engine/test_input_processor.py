@@ -138,6 +138,11 @@ def test_no_longer_maximum_is_offered_than_the_model_was_made_for() -> None:
     assert "max-model-len" not in caught.value.remedy
 
 
+def test_a_length_that_fits_no_prompt_offers_none() -> None:
+    with pytest.raises(RequestError, match=r"No prompt leaves room for output\.$"):
+        _inputs(max_model_len=1, max_position=1).process("a")
+
+
 @pytest.mark.parametrize(("max_tokens", "expected"), [(None, 7), (500, 7), (7, 7), (3, 3)])
 def test_max_tokens_is_what_the_length_leaves_at_most(max_tokens: int | None, expected: int) -> None:
     request = _inputs(max_model_len=10).process([65, 66, 67], SamplingParams(max_tokens=max_tokens))[0]
