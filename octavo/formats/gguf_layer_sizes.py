@@ -43,9 +43,8 @@ def set_layer_sizes(file: GGUFHeader, name: str, config: dict[str, Any]) -> None
     _set_inner_sizes(file, name, config, len(types) - num_shared)
     _set_rotary(file, name, config)
     embedding = file.tensors.get("per_layer_token_embd.weight")
-    config["vocab_size_per_layer_input"] = (*(embedding.shape if embedding is not None else ()), config["vocab_size"])[
-        0
-    ]
+    shape = () if embedding is None else embedding.shape
+    config["vocab_size_per_layer_input"] = shape[0] if shape else config["vocab_size"]
     config.setdefault("hidden_size_per_layer_input", 0)
     config["enable_moe_block"] = file.get(f"{name}.expert_count", int, 0) > 0
 
