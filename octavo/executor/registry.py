@@ -11,8 +11,9 @@ from octavo.executor.executor import Executor
 EXECUTORS: dict[str, str] = {
     "inproc": "octavo.executor.inproc:InprocExecutor",
     "multiproc": "octavo.executor.multiproc:MultiprocExecutor",
+    "mp": "octavo.executor.multiproc:MultiprocExecutor",
 }
-"""Name -> `module:Class`. A class takes the `EngineConfig` alone and starts nothing before `start()`."""
+"""Name -> `module:Class`; `mp` is what users of vLLM call it. A class takes the `EngineConfig` alone and starts nothing before `start()`."""
 
 
 def find_executor(name: str) -> type[Executor]:

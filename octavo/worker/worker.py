@@ -14,8 +14,8 @@ from typing import TypeVar
 import torch
 
 from octavo.attention.registry import get_backend
-from octavo.config import EngineConfig, format_bytes, read_environment
-from octavo.errors import InvariantError
+from octavo.config import EngineConfig, ParallelConfig, format_bytes, read_environment
+from octavo.errors import ConfigError, InvariantError
 from octavo.kv.specs import KVCacheConfig, LayerSpec
 from octavo.messages import ModelRunnerOutput, SchedulerOutput, StageReport
 from octavo.models.hf_adapter import LoadedModel
@@ -53,9 +53,13 @@ class Worker:
         self._runner: ModelRunner | None = None
 
     def init_device(self) -> None:
-        """Choose device (by local rank), dtype and number of threads. Raises `ConfigError` when there is none such."""
+        """Choose device (by local rank), dtype and number of threads.
+
+        Raises `ConfigError` when there is none such, and for more than one rank.
+        """
 
         def choose() -> None:
+            _refuse_several_ranks(self._config.parallel)
             check_cache_dtype(self._config.cache.kv_cache_dtype)
             self._device = choose_device(self._config.parallel.device, self.local_rank)
             self._dtype = choose_dtype(self._config.model.dtype, self._device)
@@ -236,3 +240,15 @@ def _states(model: LoadedModel) -> str:
 
 def _name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
+
+
+def _refuse_several_ranks(parallel: ParallelConfig) -> None:
+    """A model is not split over ranks yet, and ranks that all computed the whole of it would gain nothing."""
+    if parallel.world_size > 1:
+        raise ConfigError(
+            f"--tensor-parallel-size {parallel.tensor_parallel_size} x --pipeline-parallel-size "
+            f"{parallel.pipeline_parallel_size} are {parallel.world_size} ranks, and Octavo does not split a model "
+            "over ranks yet.",
+            remedy="Set both to 1; `octavo plan` plans for any number of ranks.",
+            world_size=parallel.world_size,
+        )
