@@ -13,7 +13,8 @@ EXECUTORS: dict[str, str] = {
     "multiproc": "octavo.executor.multiproc:MultiprocExecutor",
     "mp": "octavo.executor.multiproc:MultiprocExecutor",
 }
-"""Name -> `module:Class`; `mp` is what users of vLLM call it. A class takes the `EngineConfig` alone and starts nothing before `start()`."""
+"""Name -> `module:Class`; `mp` is vLLM's name for it. A class takes the `EngineConfig` alone and starts nothing before
+`start()`."""
 
 
 def find_executor(name: str) -> type[Executor]:
