@@ -51,6 +51,8 @@ MAX_STRING_BYTES = 1 << 24
 MAX_DIMENSIONS = 8
 """Bounds far above any real file (a vocabulary has under a million words, a model under 100,000 tensors)."""
 
+KEPT_BYTES = 32 << 20
+"""Bytes of tensors handed out before the memory that reading them took is given back."""
 _U64 = struct.Struct("<Q")
 _REMEDY = "Download the file again; it is damaged or was not written by a GGUF converter."
 
@@ -192,7 +194,7 @@ class GGUFFile(GGUFHeader):
     """
 
     def __init__(self, path: Path) -> None:
-        self._buffer = _map_file(path)
+        self._buffer, self._handed_out_bytes = _map_file(path), 0
         try:
             super().__init__(path, *_parse(self._buffer))
         except ModelFileError as error:
@@ -206,10 +208,14 @@ class GGUFFile(GGUFHeader):
         info = self.tensors.get(name)
         if info is None:
             raise ModelFileError(f"{self.path} holds no tensor {name!r}.", remedy=_REMEDY)
+        if self._handed_out_bytes > KEPT_BYTES:
+            self.release_pages()
+        self._handed_out_bytes += info.num_bytes
         return np.frombuffer(self._buffer, dtype=np.uint8, count=info.num_bytes, offset=info.offset)
 
     def release_pages(self) -> None:
         """Give back the memory that reading the mapped file took; what is read again comes from the disk's cache."""
+        self._handed_out_bytes = 0
         if hasattr(mmap, "MADV_DONTNEED"):  # not on Windows
             self._buffer.madvise(mmap.MADV_DONTNEED)
 

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from octavo.errors import ModelFileError
-from octavo.formats.gguf import GGUFFile
+from octavo.formats.gguf import KEPT_BYTES, GGUFFile
 from tests.formats import build
 
 METADATA = {
@@ -176,3 +176,27 @@ def test_mutated_files_give_only_clean_errors(
             file.raw(name).sum()
     except ModelFileError:
         pass
+
+
+def _file_memory() -> int:
+    """Bytes of files that count as this process's memory."""
+    lines = Path("/proc/self/status").read_text("utf-8").splitlines()
+    return next(int(line.split()[1]) << 10 for line in lines if line.startswith("RssFile:"))
+
+
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="memory is read from /proc")
+def test_what_was_read_of_tensors_does_not_stay_this_processs_memory(tmp_path: Path) -> None:
+    num_bytes = 16 << 20
+    tensors = {f"t{i}": ("F32", (num_bytes // 4,), bytes([i + 1]) * num_bytes) for i in range(6)}
+    file = GGUFFile(build.write(tmp_path / "model.gguf", build.gguf({}, tensors)))
+    before = _file_memory()
+    views = [file.raw(f"t{i}") for i in range(6)]
+    assert [int(view.min()) for view in views] == [1, 2, 3, 4, 5, 6]
+    assert _file_memory() > before + 5 * num_bytes  # views that are read later: nobody can know
+    file.release_pages()
+    most = 0
+    for i in range(6):
+        assert int(file.raw(f"t{i}").max()) == i + 1
+        most = max(most, _file_memory() - before)
+    assert most <= KEPT_BYTES + 2 * num_bytes
+    assert [int(view.max()) for view in views] == [1, 2, 3, 4, 5, 6]
