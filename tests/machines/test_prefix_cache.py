@@ -262,4 +262,4 @@ def test_the_machine_finds_a_planted_bug(monkeypatch: pytest.MonkeyPatch, bug: B
 @pytest.mark.long
 @pytest.mark.parametrize("machine", [PrefixMachine, BulkPrefixMachine])
 def test_long_histories(machine: type[PrefixMachine]) -> None:
-    run_state_machine_as_test(machine, settings=settings(QUICK, max_examples=2000, stateful_step_count=60))
+    run_state_machine_as_test(machine, settings=settings(QUICK, max_examples=1000, stateful_step_count=60))
