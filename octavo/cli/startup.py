@@ -54,7 +54,9 @@ def start(
     console = Console(stderr=True)
     spinner = console.status(f"Loading {options['model']}") if not (verbose or quiet) else nullcontext()
     with spinner if console.is_terminal else nullcontext():
+        before = seconds_since_start()
         preparation = importlib.import_module("octavo.engine.preparation")
+        stages.note("import_readers", seconds_since_start() - before, "numpy, numba, and what reads a model's files")
 
         def prepare() -> tuple[Any, T]:
             prepared = preparation.prepare(config, stages)
@@ -72,7 +74,9 @@ def start(
             importlib.import_module("octavo.executor.registry").find_executor(config.parallel.executor)
             stages.note("import_libraries", seconds_since_start() - before, "what else models need")
             collect_from_now()
+            before = seconds_since_start()
             prepared, ready = preparing.result()
+            stages.note("await_readers", seconds_since_start() - before, "config, tokenizer and prompts are read")
         llm = llm_class(**options, on_stage=stages, prepared=prepared)
     stages.note("ready", seconds_since_start(), "since the start of the process")
     if not quiet:

@@ -21,6 +21,7 @@ from octavo.errors import UnsupportedModelError
 from octavo.models.adoption import calls_interface
 from octavo.models.attention_interface import ATTENTION_NAME, PROBE_NAME, clear_hook, set_hook
 from octavo.models.attention_recorder import AttentionCall, Recorder
+from octavo.models.load_clock import part
 from octavo.models.modules.replacement import watch_calls
 from octavo.models.position_cache import PositionCache, PositionInput
 from octavo.models.transformers_api import ModelOutput, PreTrainedModel
@@ -38,6 +39,7 @@ _REMEDY = "Octavo cannot run this model yet; use another one."
 class AttentionProbe:
     """Two forwards over a handful of tokens. Owns: what the first one recorded. Never: keeps its hooks on the model."""
 
+    @part("examine_model")
     def __init__(self, model: Any, *, length: int, vocab_size: int) -> None:
         """Runs the first forward, head included; sequences are up to `length` tokens long.
 
@@ -72,6 +74,7 @@ class AttentionProbe:
         counting = [call.module for call in self.calls] if self._calls_interface else []
         self.position_input = PositionInput.of(self._base, counting)
 
+    @part("examine_again")
     def check_independence(self) -> None:
         """Run again with repeated tokens; raises `UnsupportedModelError` unless each comes out as it did alone.
 

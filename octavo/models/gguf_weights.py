@@ -21,6 +21,7 @@ from octavo.formats.dequantize import dequantize
 from octavo.formats.gguf import GGUFFile
 from octavo.formats.open_files import open_gguf
 from octavo.models.gguf_conversions import CONVERSIONS, Conversion
+from octavo.models.load_clock import part
 
 _DTYPE_NAMES = {torch.float32: "float32", torch.bfloat16: "bfloat16", torch.float16: "float16"}
 
@@ -51,6 +52,7 @@ class GGUFWeights(NamedTuple):
     """float32 [rotary size / 2]: what each rotary frequency is divided by (Llama 3.1 and later)."""
 
 
+@part("read_weights")
 def read_gguf_weights(
     paths: Iterable[Path], shapes: Mapping[str, torch.Size], config: Any, dtype: torch.dtype
 ) -> GGUFWeights:

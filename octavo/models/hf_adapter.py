@@ -30,6 +30,7 @@ from octavo.models.attention_recorder import AttentionCall
 from octavo.models.decoder import Decoder, DecoderRecorder
 from octavo.models.decoder_program import FewTokens
 from octavo.models.latent_attention import BoundLatentAttention, with_latents
+from octavo.models.load_clock import part
 from octavo.models.mask_kind import MaskKind
 from octavo.models.modules.fused_attention import Heads
 from octavo.models.modules.replacement import replace_modules
@@ -210,6 +211,7 @@ def adapt_model(
     return loaded
 
 
+@part("check_head")
 def _check_head(loaded: LoadedModel, probe: AttentionProbe, class_name: str) -> None:
     """Refuse logits that are no numbers, or that the head does not make of given hidden states alone."""
     if not bool(torch.isfinite(probe.logits).all()):

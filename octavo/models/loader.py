@@ -18,6 +18,7 @@ from octavo.models.attention_interface import ATTENTION_NAME
 from octavo.models.cache_window import check_cache_window
 from octavo.models.gguf_weights import read_gguf_weights
 from octavo.models.hf_adapter import LoadedModel, adapt_model
+from octavo.models.load_clock import part
 from octavo.models.quantization import check_quantization, quantization_of
 from octavo.models.safetensors_weights import read_safetensors_weights
 from octavo.models.text_part import text_part
@@ -92,6 +93,7 @@ def _load_weights(
     return model
 
 
+@part("build_model")
 def _random_model(model_class: Any, config: Any, dtype: torch.dtype, seed: int) -> Any:
     def construct(attention: str) -> Any:
         torch.manual_seed(seed)
@@ -101,6 +103,7 @@ def _random_model(model_class: Any, config: Any, dtype: torch.dtype, seed: int) 
         return _with_attention(model_class, construct)
 
 
+@part("build_model")
 def _build(
     model_class: Any, config: Any, dtype: torch.dtype, weights: dict[str, torch.Tensor], files: ModelFiles
 ) -> Any:
@@ -159,6 +162,7 @@ def _some(names: Iterable[str]) -> str:
     return listed if len(ordered) <= 3 else f"{listed} and {len(ordered) - 3} more"
 
 
+@part("list_parameters")
 def _parameter_shapes(model_class: Any, config: Any) -> dict[str, torch.Size]:
     with _refusing(model_class), without_values():
         model = model_class(config)

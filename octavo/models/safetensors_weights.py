@@ -9,6 +9,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from octavo.errors import ModelFileError, UnsupportedModelError
+from octavo.models.load_clock import part
 
 WEIGHT_DTYPES = frozenset({torch.float64, torch.float32, torch.bfloat16, torch.float16})
 """Numbers that mean themselves."""
@@ -16,6 +17,7 @@ WEIGHT_DTYPES = frozenset({torch.float64, torch.float32, torch.bfloat16, torch.f
 _MATRIX_SUFFIXES = ("weight", "_proj")
 
 
+@part("read_weights")
 def read_safetensors_weights(paths: Iterable[Path], *, is_quantized: bool) -> dict[str, torch.Tensor]:
     """Every tensor of the files as a view of the mapped file.
 

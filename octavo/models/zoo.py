@@ -10,6 +10,7 @@ from typing import Any
 
 from octavo.errors import ModelFileError, UnsupportedModelError
 from octavo.importing import complete_torch
+from octavo.models.load_clock import part
 from octavo.models.transformers_api import (
     CONFIG_MAPPING,
     CONFIG_MAPPING_NAMES,
@@ -20,6 +21,7 @@ from octavo.models.transformers_api import (
 logger = logging.getLogger(__name__)
 
 
+@part("find_class")
 def find_model(hf_config: dict[str, Any], *, code_folder: Path | None = None) -> tuple[Any, Any]:
     """(config object, causal-LM class) of transformers for a config dict; the text part of a composite model.
 

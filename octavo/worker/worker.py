@@ -19,6 +19,7 @@ from octavo.errors import ConfigError, InvariantError
 from octavo.kv.specs import KVCacheConfig, LayerSpec
 from octavo.messages import ModelRunnerOutput, SchedulerOutput, StageReport
 from octavo.models.hf_adapter import LoadedModel
+from octavo.models.load_clock import watch_parts
 from octavo.models.opening import open_model
 from octavo.worker import kv_memory
 from octavo.worker.device import check_cache_dtype, choose_device, choose_dtype, choose_num_threads
@@ -85,15 +86,21 @@ class Worker:
         )
 
         def load() -> LoadedModel:
-            return open_model(
-                self._config.model,
-                environment,
-                device=self._device,
-                dtype=self._dtype,
-                backend=backend,
-                block_size=self._config.cache.block_size,
-                kv_cache_dtype=self._config.cache.kv_cache_dtype,
-            )[1]
+            with watch_parts() as parts:
+                model = open_model(
+                    self._config.model,
+                    environment,
+                    device=self._device,
+                    dtype=self._dtype,
+                    backend=backend,
+                    block_size=self._config.cache.block_size,
+                    kv_cache_dtype=self._config.cache.kv_cache_dtype,
+                )[1]
+            self.reports += [
+                StageReport(name=name, seconds=seconds, result="of load_model", rank=self.global_rank)
+                for name, seconds in parts
+            ]
+            return model
 
         self._model = self._stage(
             "load_model",

@@ -99,7 +99,7 @@ def test_people_get_lines_on_stdout_and_stages_under_v(
     for part in ("settings: ", "wall ", "tok/s", "peak RSS ", "ready after ", "first token, ms over requests: mean "):
         assert part in said.out
     names = [line.split()[2] for line in said.err.splitlines()]
-    assert names[:2] == ["start_python", "import_torch"]
+    assert names[:2] == ["start_python", "import_readers"]
     assert names[-3:] == ["ready", "hand_in", "first_token"]
     assert " s after the start of the process" in said.err
 

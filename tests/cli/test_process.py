@@ -18,11 +18,12 @@ pytestmark = pytest.mark.slow
 
 OCTAVO = [sys.executable, "-m", "octavo", "generate"]
 STAGES = [
-    "start_python", "import_torch", "import_libraries", "prepare_files", "locate_model", "read_config",
-    "load_tokenizer", "create_executor", "init_device",
-    "load_model", "start_executor", "get_kv_cache_specs", "determine_available_memory", "plan_kv_cache",
-    "allocate_kv_cache", "view_kv_cache", "bind_kv_cache", "initialize_from_config", "warm_up", "build_scheduler",
-    "ready",
+    "start_python", "import_readers", "import_torch", "import_libraries", "await_readers", "prepare_files",
+    "locate_model", "read_config", "load_tokenizer", "create_executor", "init_device", "find_class",
+    "list_parameters", "read_weights", "build_model", "examine_model", "replace_modules", "examine_again",
+    "check_head", "load_model", "start_executor", "get_kv_cache_specs", "determine_available_memory",
+    "plan_kv_cache", "allocate_kv_cache", "view_kv_cache", "bind_kv_cache", "initialize_from_config", "warm_up",
+    "build_scheduler", "ready",
 ]  # fmt: skip
 """Start-up as DESIGN orders it, and what the front adds before and after."""
 

@@ -45,4 +45,11 @@ def test_quiet_says_nothing_and_verbose_each_stage(core: FakeCore, capsys: pytes
     _start(lambda *_: None, quiet=True, verbose=True)
     names = [line.split()[2] for line in capsys.readouterr().err.splitlines()]
     assert (names[0], names[-1]) == ("start_python", "ready")
-    assert sorted(names[1:-1]) == ["import_libraries", "import_torch", "load_tokenizer", "prepare_files"]
+    assert sorted(names[1:-1]) == [
+        "await_readers",
+        "import_libraries",
+        "import_readers",
+        "import_torch",
+        "load_tokenizer",
+        "prepare_files",
+    ]

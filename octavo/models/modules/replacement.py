@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
+from octavo.models.load_clock import part
 from octavo.models.modules.fused_attention import Heads, faster_attention
 from octavo.models.modules.gated_mlp import faster_mlp
 from octavo.models.modules.linear import FusedInput, FusedLinear, PackedLinear
@@ -78,6 +79,7 @@ def watch_calls(model: nn.Module) -> Iterator[SeenCalls]:
             handle.remove()
 
 
+@part("replace_modules")
 def replace_modules(model: Any, seen: SeenCalls, heads: Mapping[nn.Module, Heads]) -> Replaced:
     """Put faster modules into `model`.
 
