@@ -154,6 +154,23 @@ class EngineCoreOutputs(msgspec.Struct, frozen=True, kw_only=True, tag="outputs"
     """Seconds that the step took, where the core is a process of its own."""
 
 
+class MemoryReport(msgspec.Struct, frozen=True, kw_only=True):
+    """What one rank's cache takes, as its live tensors tell."""
+
+    num_blocks: int
+    """Null block included."""
+    num_views: int
+    """Tensors that the layers are bound to."""
+    num_storages: int
+    """Distinct memory behind them."""
+    storage_bytes: int
+    """Of that memory, each address counted once."""
+    resident_bytes: int
+    """Of the rank's process, as it was; 0 where the system does not tell."""
+    resident_bytes_written: int
+    """The same when every byte of the cache had been written."""
+
+
 class StageReport(msgspec.Struct, frozen=True, kw_only=True):
     """A named step of the start-up: how long it took and what came out."""
 

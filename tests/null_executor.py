@@ -24,7 +24,7 @@ from octavo.kv.specs import (
     MLASpec,
     SlidingWindowSpec,
 )
-from octavo.messages import ModelRunnerOutput, SchedulerOutput, StageReport
+from octavo.messages import MemoryReport, ModelRunnerOutput, SchedulerOutput, StageReport
 from octavo.request import FinishReason, SamplingParams
 from octavo.worker.rank import Rank
 
@@ -144,6 +144,17 @@ class NullRank(Rank):
 
     def warm_up(self) -> None:
         self.calls.append("warm_up")
+
+    def report_memory(self) -> MemoryReport:
+        self.calls.append("report_memory")
+        return MemoryReport(
+            num_blocks=self.num_blocks,
+            num_views=0,
+            num_storages=0,
+            storage_bytes=0,
+            resident_bytes=0,
+            resident_bytes_written=0,
+        )
 
     def stage_reports(self) -> list[StageReport]:
         return [StageReport(name="load_model", seconds=0.0, result="no weights", rank=self.global_rank)]

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from tools.import_picture import draw
 from tools.imports import ROOT
-from tools.plan_page import answers
+from tools.plan_page import answers, pictures
 from tools.toy_run import toy_run
 from tools.walks import config_walk, token_walk
 
@@ -35,7 +35,7 @@ def generated() -> dict[Path, str]:
         **answers(),
     }
     documents = {path: fill(path.read_text(encoding="utf-8"), parts) for path in (ARCHITECTURE, DECISIONS, PLAN)}
-    return {PICTURE: draw(), **documents}
+    return {PICTURE: draw(), **pictures(), **documents}
 
 
 def decisions() -> str:

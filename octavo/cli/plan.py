@@ -158,6 +158,14 @@ Plot = Annotated[
     Path | None,
     typer.Option("--plot", help="Draw it into FILE: .svg, .png or .html.", metavar="FILE", rich_help_panel=_OUTPUT),
 ]
+Check = Annotated[
+    bool,
+    typer.Option(
+        "--check",
+        help="Start the engine here with the plan's bytes, and compare what it allocates.",
+        rich_help_panel=_OUTPUT,
+    ),
+]
 Json = Annotated[bool, typer.Option("--json", help="One JSON object on stdout, nothing else.", rich_help_panel=_OUTPUT)]
 
 
@@ -192,6 +200,7 @@ def plan(
     enable_prefix_caching: flags.PrefixCaching = True,
     hybrid: Hybrid = True,
     explain: Explain = False,
+    check: Check = False,
     json: Json = False,
 ) -> None:
     """Say what a machine will hold of a model's KV cache: needs no GPU, no weights and no torch.

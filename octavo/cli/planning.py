@@ -11,6 +11,8 @@ import typer
 
 from octavo.cli.comparison_view import comparison_document, comparison_text, explanation_text
 from octavo.cli.forecast_view import forecast_text
+from octavo.cli.outcome import USER_ERROR
+from octavo.cli.plan_check import check, check_document, check_text
 from octavo.errors import ConfigError
 from octavo.planning.comparison import compare
 from octavo.planning.document import document
@@ -35,11 +37,18 @@ def run(given: Mapping[str, Any]) -> None:
         remedies = find_remedies(subject, asked)
         answer = forecast_text(asked, remedies)
         steps = explain(asked) if given["explain"] else ()
+        found = (
+            check(asked, model_name(given), has_weights=bool(subject.files.weight_paths)) if given["check"] else None
+        )
         if given["json"]:
             made = document(asked, remedies)
-            _print_json(made | {"explanation": [step._asdict() for step in steps]} if steps else made)
+            made |= {"explanation": [step._asdict() for step in steps]} if steps else {}
+            _print_json(made | ({"check": check_document(found)} if found is not None else {}))
         else:
-            sys.stdout.write(f"{answer}\n{explanation_text(steps)}" if steps else answer)
+            more = [explanation_text(steps)] * bool(steps) + ([check_text(found)] if found is not None else [])
+            sys.stdout.write("\n".join([answer, *more]))
+        if found is not None and not found.agrees:
+            raise typer.Exit(USER_ERROR)
         if given["plot"] is not None:
             write_picture(asked, given["plot"], answer)
         fits = asked.fits
@@ -49,7 +58,7 @@ def run(given: Mapping[str, Any]) -> None:
 
 def _compare(given: Mapping[str, Any]) -> bool:
     """Print the comparison; whether any of its plans fits."""
-    for flag in ("plot", "explain"):
+    for flag in ("plot", "explain", "check"):
         if given[flag]:
             raise ConfigError(f"--{flag} shows one plan, and --compare several.", remedy="Give one of them.")
     rows = compare(given["compare"], model_name(given), given["revision"], keywords_of(given))

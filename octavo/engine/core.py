@@ -35,7 +35,7 @@ from octavo.formats.model_config import load_model_config
 from octavo.formats.source import locate
 from octavo.kv.planner import KVCachePlan, PlanOptions, plan_kv_cache
 from octavo.kv.specs import LayerSpec
-from octavo.messages import EngineCoreOutputs, EngineCoreRequest, SchedulerStats, StageReport
+from octavo.messages import EngineCoreOutputs, EngineCoreRequest, MemoryReport, SchedulerStats, StageReport
 from octavo.sched.admission import step_limit
 from octavo.sched.scheduler import Scheduler
 
@@ -194,6 +194,11 @@ class EngineCore:
 
     def stats(self) -> SchedulerStats:
         return self._scheduler.stats()
+
+    def report_memory(self) -> list[MemoryReport]:
+        """What each rank's cache really takes. Fills it with zeros: ask before the first request."""
+        reports: list[MemoryReport] = self._executor.collective_rpc("report_memory")
+        return reports
 
     def shutdown(self) -> None:
         """Stop the ranks and free their memory. May be called twice."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 
 from octavo.kv.specs import KVCacheConfig, LayerSpec
-from octavo.messages import ModelRunnerOutput, SchedulerOutput, StageReport
+from octavo.messages import MemoryReport, ModelRunnerOutput, SchedulerOutput, StageReport
 
 
 class Rank(ABC):
@@ -54,6 +54,10 @@ class Rank(ABC):
     @abstractmethod
     def stage_reports(self) -> list[StageReport]:
         """Everything this rank has done since its start, in order."""
+
+    @abstractmethod
+    def report_memory(self) -> MemoryReport:
+        """What the cache really takes. Fills it with zeros: ask before the first request."""
 
     @abstractmethod
     def shutdown(self) -> None:

@@ -17,13 +17,14 @@ from octavo.attention.registry import get_backend
 from octavo.config import EngineConfig, ParallelConfig, format_bytes, read_environment
 from octavo.errors import ConfigError, InvariantError
 from octavo.kv.specs import KVCacheConfig, LayerSpec
-from octavo.messages import ModelRunnerOutput, SchedulerOutput, StageReport
+from octavo.messages import MemoryReport, ModelRunnerOutput, SchedulerOutput, StageReport
 from octavo.models.hf_adapter import LoadedModel
 from octavo.models.load_clock import watch_parts
 from octavo.models.opening import open_model
 from octavo.worker import kv_memory
 from octavo.worker.device import check_cache_dtype, choose_device, choose_dtype, choose_num_threads
 from octavo.worker.memory_budget import cpu_budget, cuda_budget
+from octavo.worker.memory_report import report_memory
 from octavo.worker.model_runner import ModelRunner
 from octavo.worker.trial_steps import run_largest, run_warm_up, trial_config
 
@@ -149,6 +150,10 @@ class Worker:
         self._stage("first_steps", lambda: run_warm_up(runner), lambda count: f"{count} steps")
         for layer in model.cache_layers.values():
             layer.num_calls = 0
+
+    def report_memory(self) -> MemoryReport:
+        """What the cache really takes. Fills it with zeros: ask before the first request."""
+        return report_memory(self._ready().kv_caches, self._tensors, self.num_blocks)
 
     def execute_model(self, step: SchedulerOutput) -> ModelRunnerOutput:
         """Run one step; errors as of `ModelRunner.execute_model`."""

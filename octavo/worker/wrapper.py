@@ -8,7 +8,7 @@ from __future__ import annotations
 from octavo.config import EngineConfig
 from octavo.errors import ExecutorError, InvariantError
 from octavo.kv.specs import KVCacheConfig, LayerSpec
-from octavo.messages import ModelRunnerOutput, SchedulerOutput, StageReport
+from octavo.messages import MemoryReport, ModelRunnerOutput, SchedulerOutput, StageReport
 from octavo.worker.rank import Rank
 from octavo.worker.worker import Worker
 
@@ -69,6 +69,9 @@ class WorkerWrapper(Rank):
 
     def warm_up(self) -> None:
         self._made().warm_up()
+
+    def report_memory(self) -> MemoryReport:
+        return self._made().report_memory()
 
     def execute_model(self, step: SchedulerOutput) -> ModelRunnerOutput:
         return self._made().execute_model(step)

@@ -34,8 +34,8 @@ ALLOWED: dict[str, set[str]] = {
     },
     "evaluate": {"engine", "request", "errors"},
     "cli": {
-        "octavo", "evaluate", "engine", "executor", "planning", "formats", "importing", "kv", "request", "messages",
-        "config", "errors",
+        "octavo", "evaluate", "engine", "executor", "worker", "planning", "formats", "importing", "kv", "request",
+        "messages", "config", "errors",
     },
     "octavo": {"cli", "engine", "planning", "kv", "request", "config", "errors"},
 }  # fmt: skip
