@@ -10,6 +10,7 @@ from octavo.cli.text_table import table
 from octavo.config import format_bytes
 from octavo.planning.document import all_lengths, length_figures, min_reusable_prefix
 from octavo.planning.forecast import Forecast
+from octavo.planning.machine import RUNTIME_FORMULA
 from octavo.planning.remedies import Remedy, longest_length, memory_needed
 
 
@@ -63,11 +64,13 @@ def _budget(asked: Forecast) -> str:
                 format_bytes(budget.kv_bytes) if not budget.missing_bytes else f"-{format_bytes(budget.missing_bytes)}",
             ]
         )
-    device = asked.inquiry.machine.device
-    name = f"{device.name} ({device.source}); " if device else ""
-    share = f"share {asked.inquiry.machine.memory_utilization:g}; "
-    weights = f"weights {format_bytes(asked.weights.total_bytes)}, {asked.weights.source}"
-    return f"Budget\n{table(rows)}\n  {name}{share}{weights}"
+    machine, weights = asked.inquiry.machine, asked.weights
+    lines = [f"memory: {machine.device.name}, {machine.device.source}"] if machine.device else []
+    lines.append(f"share: {machine.memory_utilization:g} of the memory (--memory-utilization)")
+    lines.append(f"weights: {format_bytes(weights.total_bytes)} together, {weights.source}")
+    if machine.runtime_bytes is None:
+        lines.append(f"runtime: {RUNTIME_FORMULA}")
+    return "\n  ".join([f"Budget\n{table(rows)}", *lines])
 
 
 def _refusal(asked: Forecast, remedies: Sequence[Remedy]) -> str:
@@ -91,6 +94,9 @@ def _refusal(asked: Forecast, remedies: Sequence[Remedy]) -> str:
         memory = memory_needed(asked)
         rows.append(["smallest device", format_bytes(memory), f"per rank: --memory {memory}"])
     told = f"DOES NOT FIT\n{table(rows)}"
+    missing = max(budget.missing_bytes for budget in asked.budgets)
+    if missing:
+        told += f"\n  Weights and runtime alone take {format_bytes(missing)} more than the share of a device."
     if remedies:
         lines = [f"  {number}. {remedy.flags}: {remedy.effect}" for number, remedy in enumerate(remedies, 1)]
         told += "\n\nTry\n" + "\n".join(lines)
@@ -128,7 +134,7 @@ def _plan(asked: Forecast) -> str:
     blocks = " and ".join(map(str, sorted({group.spec.block_size for group in asked.plan.groups}))) or "0"
     shape = (
         f"Plan: {figures.num_blocks:,} blocks of {blocks} tokens, {format_bytes(rank.bytes_per_block)} each, one of "
-        f"them the null block; {len(config.tensors)} tensors of {pool}"
+        f"them the null block; {_count(len(config.tensors), 'tensor')} of {pool}"
     )
     return f"{shape}\n{table(rows)}" if asked.plan.groups else "Plan: nothing is cached."
 
@@ -182,7 +188,7 @@ def _reference(asked: Forecast) -> str:
     padding = format_bytes(max(rank.padding_bytes for rank in figures.ranks))
     lines = [
         head,
-        f"  {figures.num_blocks:,} blocks in {len(answer.plan.groups)} groups of up to {widest} layers: "
+        f"  {figures.num_blocks:,} blocks in {_count(len(answer.plan.groups), 'group')} of up to {widest} layers: "
         f"{figures.capacity_tokens:,} tokens, {figures.max_concurrency:.2f} requests at once",
         f"  one request takes {cost}, {padding} of it padding",
     ]
@@ -191,6 +197,10 @@ def _reference(asked: Forecast) -> str:
         gain = 100 * (own.capacity_tokens / comparable - 1)
         lines.append(f"  this plan holds {gain:+.1f} % beside it, the null block left out on both sides")
     return "\n".join(lines)
+
+
+def _count(number: int, thing: str) -> str:
+    return f"{number} {thing}{'s' if number != 1 else ''}"
 
 
 def _span(numbers: Iterable[int]) -> str:

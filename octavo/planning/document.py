@@ -178,6 +178,7 @@ def _rank(asked: Forecast, index: int) -> dict[str, Any]:
         "weight_bytes": budget.weight_bytes,
         "runtime_bytes": budget.runtime_bytes,
         "kv_bytes": budget.kv_bytes,
+        "missing_bytes": budget.missing_bytes,
         "pool_bytes": figures.pool_bytes,
         "unused_bytes": figures.unused_bytes,
         "bytes_per_block": figures.bytes_per_block,

@@ -18,10 +18,8 @@ from octavo.planning.devices import Device
 BASE_BYTES = 1 << 30
 """Context of the driver, libraries, graphs, buffers of communication: about this much on current devices."""
 
-RUNTIME_FORMULA = (
-    "1 GiB + tokens * hidden * (4 + 8 / tp) * itemsize + seqs * vocab * 8, for the tokens of one step "
-    "(--max-num-batched-tokens) and the logits of --max-num-seqs requests in float32, twice"
-)
+RUNTIME_FORMULA = "1 GiB + tokens of a step * hidden * (4 + 8 / tp) * itemsize + max_num_seqs * vocabulary * 8"
+"""Activations of `--max-num-batched-tokens` tokens, and twice the logits of `--max-num-seqs` requests in float32."""
 
 
 class Machine(msgspec.Struct, frozen=True, kw_only=True):
