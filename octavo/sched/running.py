@@ -77,7 +77,7 @@ class RunningList:
                 block_ids = allocate(request, num_new, computed, leave_free=leave_more)
                 if block_ids is not None:
                     return num_new, block_ids
-                num_new = max(sure, num_new // 2)
+                num_new = max(sure, num_new * 7 // 8)
         num_new = min(num_new, sure)
         return num_new, allocate(request, num_new, computed, leave_free=leave_free)
 
