@@ -191,7 +191,8 @@ def _sure_chunk(folds: Sequence[Fold], options: PlanOptions) -> int:
     if options.max_chunk_tokens is not None:
         return min(options.max_chunk_tokens, most)
     drops = any(bucket.spec.drops_blocks for fold in folds for bucket in fold.buckets)
-    return min(SURE_CHUNK_TOKENS, most) if drops else most
+    # Of steps that overlap, each has its part: together they are no more than one.
+    return min(max(1, SURE_CHUNK_TOKENS // options.max_overlapping_steps), most) if drops else most
 
 
 def _most_tokens(question: Question) -> Fold:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -17,7 +18,7 @@ from octavo.kv.specs import LayerSpec
 from octavo.planning.cache_dtype import RUNNABLE, cache_format, with_format
 from octavo.planning.inquiry import Inquiry, check_inquiry
 from octavo.planning.machine import RankBudget, rank_budget, runtime_bytes
-from octavo.planning.reference import ReferenceAnswer, ask_reference, recurrence_dtype
+from octavo.planning.reference import ReferenceAnswer, ask_reference, recurrence_dtype, without_groups
 from octavo.planning.stages import split_layers
 from octavo.planning.weights import Weights, find_weights
 
@@ -114,6 +115,17 @@ def forecast(subject: Subject, inquiry: Inquiry) -> Forecast:
         notes.append("Nothing was said of the machine, so this is the least that holds one request.")
     available = [budget.kv_bytes for budget in budgets]
     attempt = try_plan(specs_by_rank, available, options, shared_by_rank)
+    reference = functools.partial(
+        ask_reference,
+        specs_by_rank,
+        available,
+        shared=shared_by_rank,
+        in_flight_tokens=inquiry.max_in_flight_tokens or inquiry.max_num_batched_tokens,
+        state_dtype=recurrence_dtype(model.model_type, specs, compute_dtype),
+    )
+    answer = reference(options)
+    if options.hybrid and any(spec.drops_blocks for spec in specs.values()):
+        notes += without_groups(answer, reference(msgspec.structs.replace(options, hybrid=False)))
     return Forecast(
         model=model,
         inquiry=inquiry,
@@ -130,14 +142,7 @@ def forecast(subject: Subject, inquiry: Inquiry) -> Forecast:
         shared_by_rank=tuple(shared_by_rank),
         plan=attempt.plan,
         refusal=attempt.refusal,
-        reference=ask_reference(
-            specs_by_rank,
-            available,
-            options,
-            shared_by_rank,
-            in_flight_tokens=inquiry.max_in_flight_tokens or inquiry.max_num_batched_tokens,
-            state_dtype=recurrence_dtype(model.model_type, specs, compute_dtype),
-        ),
+        reference=answer,
         notes=tuple(notes),
     )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from xml.sax.saxutils import escape
 
@@ -36,8 +37,9 @@ def pool(box: Box, plan: KVCachePlan, names: Mapping[LayerSpec, str]) -> list[st
     height = (box.height - 96) / max(rows, 1)
     scale = box.width / max(figures.num_blocks, 1)
     top = box.top + 30
-    size = format_bytes(figures.ranks[0].pool_bytes)
-    title = f"The pool, to scale: {figures.num_blocks:,} blocks in {len(tensors)} tensors, {size} on each rank"
+    size, where = format_bytes(figures.ranks[0].pool_bytes), "rank 0" if len(figures.ranks) > 1 else "all of it"
+    of_tensors = f"{len(tensors)} tensor{'s' if len(tensors) != 1 else ''}"
+    title = f"The pool, to scale: {figures.num_blocks:,} blocks in {of_tensors}, {size} ({where})"
     parts = [text(box.left, box.top + 14, title, size=14, weight="bold")]
     stretches = [(0.0, 1.0, "#000000", "null block")]
     fitting = min(int(figures.usable_blocks // per_request) if per_request else 0, MAX_REQUESTS)
@@ -58,7 +60,8 @@ def pool(box: Box, plan: KVCachePlan, names: Mapping[LayerSpec, str]) -> list[st
         for request in range(fitting):
             left = box.left + (1 + request * per_request) * scale
             parts.append(_bracket(left, left + per_request * scale, bottom + 2))
-        told = f"{figures.max_concurrency:.2f} requests of {figures.max_model_len:,} tokens fit at once"
+        at_once = math.floor(100 * figures.max_concurrency) / 100  # never more than are drawn
+        told = f"{at_once:.2f} requests of {figures.max_model_len:,} tokens fit at once"
         beyond = f"; {fitting} of them drawn" if figures.max_concurrency >= MAX_REQUESTS + 1 else ""
         parts.append(text(box.left, bottom + 24, f"{told}{beyond}. Grey is left over for more.", colour=FAINT))
     x = box.left

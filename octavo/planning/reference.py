@@ -47,6 +47,19 @@ def ask_reference(
     return ReferenceAnswer(plan=attempt.plan, in_flight_tokens=in_flight_tokens, refusal=_sentence(attempt.refusal))
 
 
+def without_groups(on: ReferenceAnswer, off: ReferenceAnswer) -> list[str]:
+    """What to tell where the reference holds no less with its hybrid manager switched off, windows planned as full."""
+    if on.plan is None or off.plan is None or off.refusal:
+        return []
+    grouped, plain = on.plan.figures, off.plan.figures
+    if not on.refusal and plain.capacity_tokens < grouped.capacity_tokens:
+        return []
+    return [
+        f"With {on.in_flight_tokens:,} tokens in flight the reference engine gains nothing by its groups: it holds "
+        f"{grouped.capacity_tokens:,} tokens, and {plain.capacity_tokens:,} with --disable-hybrid-kv-cache-manager."
+    ]
+
+
 def reference_specs(specs: Mapping[str, LayerSpec], state_dtype: str, max_model_len: int) -> dict[str, LayerSpec]:
     """`specs` as the reference makes them beside states: one state for each request, and blocks of tokens long enough
     for a page to hold it. `state_dtype` is that of recurrences; a convolution has the cache's."""

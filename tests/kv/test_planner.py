@@ -326,3 +326,12 @@ def test_impossible_numbers_are_refused_by_name(name: str) -> None:
 def test_ranks_and_bytes_must_match() -> None:
     with pytest.raises(ConfigError, match="there are 1 and 2"):
         plan_kv_cache([SEED], [MIB, MIB], options(128))
+
+
+def test_overlapping_steps_share_what_a_window_is_sure_of() -> None:
+    layers = {"layers.0": SlidingWindowSpec(block_size=16, num_kv_heads=1, head_size=8, dtype="bfloat16", window=100)}
+    for steps, sure in ((1, 256), (2, 128), (4, 64), (1000, 1)):
+        options = PlanOptions(max_model_len=10_000, max_overlapping_steps=steps)
+        figures = plan_kv_cache([layers], [2**24], options).figures
+        assert figures.max_chunk_tokens == sure
+        assert figures.blocks_per_request == (-(-(100 - 1 + sure * steps + 15) // 16),)

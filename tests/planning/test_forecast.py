@@ -136,3 +136,11 @@ def test_costs_at_any_length_are_those_of_the_groups() -> None:
     assert asked.blocks_of(32768) == sum(asked.plan.figures.blocks_per_request)
     assert asked.concurrency(32768) == asked.plan.figures.max_concurrency
     assert asked.concurrency(1024) > asked.concurrency(32768)
+
+
+def test_where_the_references_groups_gain_nothing_that_is_told() -> None:
+    """Known: Gemma 2 9B in 8 GiB with 16,384 tokens in flight, 24,960 tokens without groups and 24,935 with them."""
+    (note,) = planned("Gemma-2-9b", 8 * GIB, max_model_len=8192, max_num_batched_tokens=16384).notes
+    assert "24,960" in note
+    assert "24,935" in note
+    assert planned("Gemma-2-9b", 8 * GIB, max_model_len=8192, max_num_batched_tokens=2048).notes == ()
