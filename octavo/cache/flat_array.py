@@ -51,7 +51,7 @@ def repeated(number: int, count: int) -> Ids:
 
 def zeros(count: int) -> tuple[array[int], npt.NDArray[np.int32]]:
     """An array of 32-bit zeros, and its view."""
-    made = array("I", bytes(4 * count))
+    made = array("I", (0,)) * count
     return made, np.frombuffer(made, dtype=np.int32)
 
 
