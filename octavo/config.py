@@ -36,6 +36,10 @@ DTYPE_BYTES: dict[str, int] = {
 COMPUTE_DTYPES = ("auto", "bfloat16", "float16", "float32")
 """What `--dtype` accepts."""
 
+QUANTIZATIONS = ("auto", "none", "gguf", "int8")
+"""What `--quantization` accepts: `none` keeps weights in the dtype of computation, `gguf` as a GGUF file has them,
+`int8` makes 8 bits of them; `auto` is `gguf` for a GGUF file that is computed in bfloat16 on a CPU, else `none`."""
+
 MAX_STEP_TOKENS = 2**24
 """Most tokens that one step may be given: buffers of a step are made before the first one."""
 
@@ -176,6 +180,8 @@ class ModelSource(msgspec.Struct, frozen=True, kw_only=True):
     revision: str | None = None
     dtype: str = "auto"
     """Compute dtype; `auto` takes bfloat16 where the device computes it well, else float32."""
+    quantization: str = "auto"
+    """How weights of linear layers are kept, by a name in `QUANTIZATIONS`."""
     max_model_len: int | None = None
     """Longest prompt + output in tokens; None is the model's own maximum, -1 the longest that fits the budget."""
     load_format: Literal["auto", "dummy"] = "auto"
@@ -325,6 +331,8 @@ def _check_model(source: ModelSource) -> None:
     if not source.model.strip():
         raise ConfigError("No model is given.", remedy="Name one, e.g. demo, a folder or a .gguf file.")
     _check(source.dtype in COMPUTE_DTYPES, "--dtype", source.dtype, "one of " + ", ".join(COMPUTE_DTYPES))
+    quantization = source.quantization
+    _check(quantization in QUANTIZATIONS, "--quantization", quantization, "one of " + ", ".join(QUANTIZATIONS))
     length = source.max_model_len
     _check(
         length is None or length == -1 or 2 <= length <= INT32_MAX,

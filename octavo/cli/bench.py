@@ -53,6 +53,7 @@ def offline(
     tokenizer: flags.Tokenizer = None,
     revision: flags.Revision = None,
     dtype: flags.Dtype = "auto",
+    quantization: flags.Quantization = "auto",
     max_model_len: flags.MaxModelLen = None,
     load_format: flags.LoadFormat = "auto",
     device: flags.Device = "auto",

@@ -66,6 +66,7 @@ def perplexity(
     tokenizer: flags.Tokenizer = None,
     revision: flags.Revision = None,
     dtype: flags.Dtype = "auto",
+    quantization: flags.Quantization = "auto",
     max_model_len: flags.MaxModelLen = None,
     load_format: flags.LoadFormat = "auto",
     device: flags.Device = "auto",

@@ -68,6 +68,16 @@ Dtype = Annotated[
     str,
     typer.Option(help="Compute dtype: auto, bfloat16, float16 or float32.", rich_help_panel=_MODEL, metavar="DTYPE"),
 ]
+Quantization = Annotated[
+    str,
+    typer.Option(
+        "--quantization",
+        "-q",
+        help="How weights are kept: auto, none (in the compute dtype), gguf (as a .gguf file has them) or int8.",
+        rich_help_panel=_MODEL,
+        metavar="NAME",
+    ),
+]
 MaxModelLen = Annotated[
     int | None,
     typer.Option(

@@ -130,6 +130,7 @@ def generate(
     tokenizer: flags.Tokenizer = None,
     revision: flags.Revision = None,
     dtype: flags.Dtype = "auto",
+    quantization: flags.Quantization = "auto",
     max_model_len: flags.MaxModelLen = None,
     load_format: flags.LoadFormat = "auto",
     device: flags.Device = "auto",

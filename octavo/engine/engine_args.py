@@ -31,6 +31,7 @@ class EngineOptions(TypedDict, total=False):
     tokenizer: str | None
     revision: str | None
     dtype: str
+    quantization: str | None
     max_model_len: int | None
     load_format: str
     trust_remote_code: bool
@@ -75,6 +76,7 @@ _FIELDS: dict[str, tuple[str, str, Callable[[Any], Any]]] = {
     "tokenizer": ("model", "tokenizer", _same),
     "revision": ("model", "revision", _same),
     "dtype": ("model", "dtype", _text),
+    "quantization": ("model", "quantization", _same),
     "max_model_len": ("model", "max_model_len", _same),
     "load_format": ("model", "load_format", _same),
     "trust_remote_code": ("model", "trust_remote_code", _same),

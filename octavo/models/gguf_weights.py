@@ -20,6 +20,7 @@ from octavo.errors import ModelFileError, UnsupportedModelError
 from octavo.formats.dequantize import dequantize
 from octavo.formats.gguf import GGUFFile
 from octavo.formats.open_files import open_gguf
+from octavo.models.coded_parameters import CodedParameters
 from octavo.models.gguf_conversions import CONVERSIONS, Conversion
 from octavo.models.load_clock import part
 
@@ -54,12 +55,17 @@ class GGUFWeights(NamedTuple):
 
 @part("read_weights")
 def read_gguf_weights(
-    paths: Iterable[Path], shapes: Mapping[str, torch.Size], config: Any, dtype: torch.dtype
+    paths: Iterable[Path],
+    shapes: Mapping[str, torch.Size],
+    config: Any,
+    dtype: torch.dtype,
+    coded: CodedParameters | None = None,
 ) -> GGUFWeights:
     """Every tensor of the files in `dtype`, for a model whose parameters have these shapes.
 
-    Vectors are fixed up in float32 before they are rounded. Raises `ModelFileError` for a tensor that does not fit the
-    config, `UnsupportedModelError` for an architecture whose tensor names are not known.
+    What `coded` takes stays as it is. Vectors are fixed up in float32 before they are rounded. Raises `ModelFileError`
+    for a tensor that does not fit the config, `UnsupportedModelError` for an architecture whose tensor names are not
+    known.
     """
     parameters: dict[str, torch.Tensor] = {}
     rotary_factors = None
@@ -81,9 +87,16 @@ def read_gguf_weights(
                     continue
                 if name not in names and _is_never_read(name, config, num_further):
                     continue
+                parameter = names.get(name, name)
+                if coded is not None:
+                    stand_in = coded.take(parameter, name, info, file.raw(name), conversion, config)
+                    if stand_in is not None:
+                        parameters[parameter] = stand_in
+                        seen.update([parameter])
+                        continue
                 exact = torch.float32 if name.endswith(conversion.exact) else dtype
                 tensor = conversion.undo(name, _read(file, name, exact), config).to(dtype)
-                _place(parameters, name, names.get(name, name), tensor, shapes, conversion)
+                _place(parameters, name, parameter, tensor, shapes, conversion)
             except (RuntimeError, ZeroDivisionError, IndexError, StopIteration):
                 raise ModelFileError(
                     f"{path}: the tensor {name!r} of shape {list(info.shape)} does not fit the model's config.",

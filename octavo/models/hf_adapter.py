@@ -32,8 +32,10 @@ from octavo.models.decoder_program import FewTokens
 from octavo.models.latent_attention import BoundLatentAttention, with_latents
 from octavo.models.load_clock import part
 from octavo.models.mask_kind import MaskKind
+from octavo.models.modules.coded_tensor import expand_used
 from octavo.models.modules.fused_attention import Heads
 from octavo.models.modules.replacement import replace_modules
+from octavo.models.modules.weights import bytes_by_format
 from octavo.models.plain_head import plain_head
 from octavo.models.state_adapter import bind_mixers, examine_mixers
 from octavo.models.state_mixer import each_token_alone
@@ -58,7 +60,7 @@ class LoadedModel:
         attention_layers: dict[str, AttentionLayer],
         state_layers: dict[str, StateLayer],
         shared_layers: dict[str, str],
-        weight_bytes: int,
+        weight_formats: dict[str, int],
         probe: AttentionProbe,
         decoder: Decoder | None,
     ) -> None:
@@ -72,8 +74,8 @@ class LoadedModel:
         """Layer that keeps nothing -> the layer whose cache it reads."""
         self.vocab_size = model_config.vocab_size
         self.hidden_size = model_config.hidden_size
-        self.weight_bytes = weight_bytes
-        """Bytes of the weights and constants in memory, as computed with."""
+        self.weight_formats = weight_formats
+        """Bytes of the weights and constants in memory, as computed with, by how their numbers are kept."""
         self._base = model.get_submodule(probe.base_path)
         self._given_hidden = _GivenHidden(self._base, probe.output_type)
         self._position_input = probe.position_input
@@ -82,6 +84,11 @@ class LoadedModel:
         self._plain_head: nn.Module | None = None
         owner_path, _, attribute = probe.base_path.rpartition(".")
         setattr(model.get_submodule(owner_path), attribute, self._given_hidden)
+
+    @property
+    def weight_bytes(self) -> int:
+        """Bytes of all of them."""
+        return sum(self.weight_formats.values())
 
     def kv_cache_specs(self) -> dict[str, LayerSpec]:
         """What each layer keeps in the cache; a sharing layer has no entry."""
@@ -182,6 +189,7 @@ def adapt_model(
             }
             linears = [call for call in probe.seen.linears if call.linear.weight is not None]
             replaced = replace_modules(model, probe.seen._replace(linears=linears), heads)
+            expand_used(model)
             recorder = DecoderRecorder(model.get_submodule(probe.base_path))
             with recorder.watch():
                 probe.check_independence()
@@ -203,7 +211,7 @@ def adapt_model(
         attention_layers=layers,
         state_layers=states,
         shared_layers=shared,
-        weight_bytes=replaced.num_bytes + sum(tensor.nbytes for tensor in (*model.parameters(), *model.buffers())),
+        weight_formats=bytes_by_format(replaced.weights, (*model.parameters(), *model.buffers())),
         probe=probe,
         decoder=decoder,
     )

@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
+from torch import nn
 
 from octavo.attention.backend import AttentionBackend
 from octavo.config import ModelConfig, ModelSource
@@ -16,10 +17,11 @@ from octavo.formats.source import ModelFiles
 from octavo.models.adoption import own_attention
 from octavo.models.attention_interface import ATTENTION_NAME
 from octavo.models.cache_window import check_cache_window
+from octavo.models.coded_parameters import CodedParameters, code_linears
 from octavo.models.gguf_weights import read_gguf_weights
 from octavo.models.hf_adapter import LoadedModel, adapt_model
 from octavo.models.load_clock import part
-from octavo.models.quantization import check_quantization, quantization_of
+from octavo.models.quantization import check_quantization, choose_quantization, quantization_of
 from octavo.models.safetensors_weights import read_safetensors_weights
 from octavo.models.text_part import text_part
 from octavo.models.transformers_api import narrow_loading, quiet, without_values
@@ -57,12 +59,20 @@ def load_model(
     quantization = quantization_of(hf_config)
     if source.load_format != "dummy":
         check_quantization(quantization, files.path)
+    stored = choose_quantization(source.quantization, files, quantization, device=device, dtype=dtype)
     with quiet():
-        model = (
-            _load_weights(source, files, model_class, config, dtype, is_quantized=quantization is not None)
-            .to(device)
-            .eval()
+        model = _load_weights(
+            source,
+            files,
+            model_class,
+            config,
+            dtype,
+            is_quantized=quantization is not None,
+            stays_coded=stored == "gguf",
         )
+        model = model.to(device).eval()
+        if stored == "int8":
+            code_linears(model)
         return adapt_model(
             model,
             model_config,
@@ -74,7 +84,14 @@ def load_model(
 
 
 def _load_weights(
-    source: ModelSource, files: ModelFiles, model_class: Any, config: Any, dtype: torch.dtype, *, is_quantized: bool
+    source: ModelSource,
+    files: ModelFiles,
+    model_class: Any,
+    config: Any,
+    dtype: torch.dtype,
+    *,
+    is_quantized: bool,
+    stays_coded: bool,
 ) -> Any:
     """The transformers model. Nothing but the model holds its weights afterwards, so that each can be let go of."""
     if source.load_format == "dummy":
@@ -87,10 +104,24 @@ def _load_weights(
     if files.kind == "folder":
         weights = text_part(read_safetensors_weights(files.weight_paths, is_quantized=is_quantized))
         return _build(model_class, config, dtype, weights, files)
-    gguf = read_gguf_weights(files.weight_paths, _parameter_shapes(model_class, config), config, dtype)
+    empty = _empty_model(model_class, config)
+    shapes = {name: parameter.shape for name, parameter in empty.state_dict().items()}
+    coded = CodedParameters(_matrices(empty), dtype) if stays_coded else None
+    gguf = read_gguf_weights(files.weight_paths, shapes, config, dtype, coded)
     model = _build(model_class, config, dtype, gguf.parameters, files)
+    if coded is not None:
+        coded.install(model)
     _divide_rotary(model, gguf.rotary_factors)
     return model
+
+
+def _matrices(model: Any) -> dict[str, torch.Size]:
+    """Shapes of the weights of linear layers and embeddings, by name."""
+    return {
+        f"{path}.weight": module.weight.shape
+        for path, module in model.named_modules()
+        if type(module) is nn.Linear or isinstance(module, nn.Embedding)
+    }
 
 
 @part("build_model")
@@ -163,10 +194,10 @@ def _some(names: Iterable[str]) -> str:
 
 
 @part("list_parameters")
-def _parameter_shapes(model_class: Any, config: Any) -> dict[str, torch.Size]:
+def _empty_model(model_class: Any, config: Any) -> Any:
+    """The model without values."""
     with _refusing(model_class), without_values():
-        model = model_class(config)
-    return {name: parameter.shape for name, parameter in model.state_dict().items()}
+        return model_class(config)
 
 
 def _divide_rotary(model: Any, factors: torch.Tensor | None) -> None:

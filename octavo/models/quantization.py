@@ -11,7 +11,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from octavo.errors import ModelFileError, UnsupportedModelError
+import torch
+
+from octavo.errors import ConfigError, ModelFileError, UnsupportedModelError
+from octavo.formats.source import ModelFiles
 
 PACKAGES: dict[str, tuple[str, ...]] = {
     "fp8": ("accelerate",),
@@ -78,6 +81,36 @@ def check_quantization(method: str | None, path: Path) -> None:
             remedy="Install that, or use the unquantised version of the model or a .gguf file.",
             quant_method=method,
         )
+
+
+def choose_quantization(
+    asked: str, files: ModelFiles, method: str | None, *, device: torch.device, dtype: torch.dtype
+) -> str:
+    """How the weights of linear layers are kept: `none` in the dtype of computation, `gguf` as their file has them, or
+    `int8`, coded when they are loaded.
+
+    `auto` is `gguf` for a GGUF model that is computed in bfloat16 on a CPU, and `none` for every other; `method` is
+    how the file itself quantises. Raises `ConfigError` when what is asked for cannot be.
+    """
+    is_gguf = files.kind == "gguf"
+    if asked == "auto":
+        return "gguf" if is_gguf and device.type == "cpu" and dtype == torch.bfloat16 else "none"
+    if asked == "none":
+        return asked
+    flag = f"--quantization {asked}"
+    if device.type != "cpu":
+        raise ConfigError(f"{flag} is computed on a CPU alone, and the device is {device.type}.", remedy=_LEAVE_OUT)
+    if dtype not in (torch.bfloat16, torch.float32):
+        name = str(dtype).removeprefix("torch.")
+        raise ConfigError(f"{flag} has no kernel for {name}.", remedy="Use --dtype bfloat16 or float32.")
+    if asked == "gguf" and not is_gguf:
+        raise ConfigError(f"{flag} keeps the weights of a GGUF file, and {files.path} is none.", remedy=_LEAVE_OUT)
+    if method is not None:
+        raise ConfigError(f"{flag} cannot be: the weights are quantised with {method!r} already.", remedy=_LEAVE_OUT)
+    return asked
+
+
+_LEAVE_OUT = "Leave --quantization out."
 
 
 def _is_installed(package: str) -> bool:

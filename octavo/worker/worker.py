@@ -108,9 +108,13 @@ class Worker:
             load,
             lambda model: (
                 f"{len(model.attention_layers)} attention layers on {backend.name}, {_states(model)}"
-                f"{format_bytes(model.weight_bytes)} of weights"
+                f"{format_bytes(model.weight_bytes)} of weights{_formats(model)}"
             ),
-            lambda model: {"attention_backend": backend.name, "weight_bytes": model.weight_bytes},
+            lambda model: {
+                "attention_backend": backend.name,
+                "weight_bytes": model.weight_bytes,
+                **{f"weight_bytes_{name}": num_bytes for name, num_bytes in model.weight_formats.items()},
+            },
         )
 
     def get_kv_cache_specs(self) -> dict[str, LayerSpec]:
@@ -244,6 +248,13 @@ class Worker:
         if self._runner is None:
             raise InvariantError(f"rank {self.global_rank} was asked to run before initialize_from_config")
         return self._runner
+
+
+def _formats(model: LoadedModel) -> str:
+    """How they are kept, where that is more than one way."""
+    if len(model.weight_formats) < 2:
+        return ""
+    return " (" + ", ".join(f"{name} {format_bytes(size)}" for name, size in model.weight_formats.items()) + ")"
 
 
 def _states(model: LoadedModel) -> str:

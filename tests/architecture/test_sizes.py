@@ -28,6 +28,7 @@ TESTED_BY = {
     "octavo.attention.numba_tiles": "tests/conformance/test_attention_backends.py",
     "octavo.attention.numba_vectors": "tests/attention/test_numba_emit.py",
     "octavo.attention.numba_write": "tests/attention/test_numba_cpu.py",
+    "octavo.models.modules.panel_tile_kernels": "tests/models/modules/test_panel_kernels.py",
     "octavo.formats.block_kernels": "tests/formats/test_dequantize.py",
     "octavo.formats.superblock_kernels": "tests/formats/test_dequantize.py",
 }

@@ -19,7 +19,7 @@ from octavo.models.modules.fused_attention import Heads, faster_attention
 from octavo.models.modules.gated_mlp import faster_mlp
 from octavo.models.modules.linear import FusedInput, FusedLinear, PackedLinear
 from octavo.models.modules.rms_norm import RMSNormKinds
-from octavo.models.modules.weights import Weight, is_plain_linear
+from octavo.models.modules.weights import Weight, is_coded, is_plain_linear
 
 
 class LinearCall(NamedTuple):
@@ -42,8 +42,8 @@ class SeenCalls(NamedTuple):
 class Replaced(NamedTuple):
     """What came of it."""
 
-    num_bytes: int
-    """Bytes of the weights that are no parameters of the model any more."""
+    weights: list[Weight]
+    """Those that stand in the places of linear layers now."""
     modules: dict[nn.Module, nn.Module]
     """Attention module -> what stands in its place now."""
 
@@ -103,13 +103,7 @@ def replace_modules(model: Any, seen: SeenCalls, heads: Mapping[nn.Module, Heads
         if faster is not None and path:
             _put(model, path, faster)
             modules[module] = faster
-    return Replaced(_bytes_beside(model, weights), modules)
-
-
-def _bytes_beside(model: nn.Module, weights: list[Weight]) -> int:
-    """Bytes of `weights` but for those that a parameter holds as well, as an embedding holds a tied head's."""
-    held = {parameter.untyped_storage().data_ptr() for parameter in model.parameters()}
-    return sum(weight.num_bytes for weight in weights if weight.address not in held)
+    return Replaced(weights, modules)
 
 
 class _Joint(NamedTuple):
@@ -179,6 +173,7 @@ def _belong_together(one: LinearCall, other: LinearCall) -> bool:
         one.rows is other.rows
         and _parent(one.path) == _parent(other.path)
         and (one.linear.bias is None) == (other.linear.bias is None)
+        and is_coded(one.linear) == is_coded(other.linear)
     )
 
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import ctypes
 import struct
 import sys
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -16,7 +17,10 @@ from octavo.attention.numba_kernels import vector_paths
 from octavo.attention.numba_memory import Record
 from octavo.attention.program import KernelCall
 from octavo.models.modules.block_kernels import BLOCK_JOB, block_kernel
+from octavo.models.modules.coded_tensor import CodedTensor
 from octavo.models.modules.linear_kernels import LINEAR_JOB, ROWS_FIELDS, TILE_OUTPUTS, linear_kernel
+from octavo.models.modules.panel_weight import PanelWeight
+from octavo.models.modules.panels import Panels
 from octavo.models.modules.row_kernels import TEAM
 
 _ROWS = struct.Struct(f"{len(ROWS_FIELDS)}q")
@@ -226,6 +230,37 @@ def run_calls(calls: Sequence[KernelCall], rows: torch.Tensor, num_rows: int, nu
     return out
 
 
+def bytes_by_format(weights: Iterable[Weight], tensors: Iterable[torch.Tensor]) -> dict[str, int]:
+    """Bytes of all of them by how numbers are kept: a dtype, or the name of a coding. What is shared counts once."""
+    found: Counter[str] = Counter()
+    panels: dict[int, Panels] = {}
+    held: set[int] = set()
+    for tensor in tensors:
+        if isinstance(tensor, CodedTensor):
+            panels[id(tensor.panels)] = tensor.panels
+        else:
+            found[_name(tensor.dtype)] += tensor.nbytes
+            held.add(tensor.untyped_storage().data_ptr())
+    for weight in weights:
+        if isinstance(weight, PanelWeight):
+            panels |= {id(part): part for part in weight.panels}
+            found[_name(weight.dtype)] += weight.bias_bytes
+        elif weight.address not in held:  # an embedding may hold a tied head's
+            found[_name(weight.dtype)] += weight.num_bytes
+    for part in panels.values():
+        found[part.name] += part.num_bytes
+    return {name: num_bytes for name, num_bytes in found.most_common() if num_bytes}
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def is_coded(linear: nn.Linear) -> bool:
+    """Whether its weight stays coded."""
+    return isinstance(linear.weight, CodedTensor)
+
+
 def is_plain_linear(module: nn.Module) -> bool:
     """Whether `module` is a linear layer on the CPU and nothing else: no subclass, no hook."""
     return (
@@ -252,10 +287,16 @@ def can_pack(dtype: torch.dtype) -> bool:
 
 
 def weight_of(linears: Sequence[nn.Linear]) -> Weight:
-    """The weights of `linears`, one below the other; all have a bias or none has."""
+    """The weights of `linears`, one below the other; all have a bias or none has, all are coded or none is."""
+    if is_coded(linears[0]):
+        coded: list[Any] = [linear.weight for linear in linears]
+        return PanelWeight([weight.panels for weight in coded], _joint_bias(linears), coded[0].dtype)
     kind = PackedWeight if can_pack(linears[0].weight.dtype) else PlainWeight
     if len(linears) == 1:
         return kind(linears[0].weight, linears[0].bias)
+    return kind(torch.cat([linear.weight.detach() for linear in linears]), _joint_bias(linears))
+
+
+def _joint_bias(linears: Sequence[nn.Linear]) -> torch.Tensor | None:
     biases: list[Any] = [linear.bias for linear in linears]
-    joint_bias = None if biases[0] is None else torch.cat(biases)
-    return kind(torch.cat([linear.weight.detach() for linear in linears]), joint_bias)
+    return None if biases[0] is None else torch.cat(biases)

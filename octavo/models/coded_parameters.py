@@ -1,0 +1,128 @@
+"""Parameters that stay coded: those that a GGUF file brings so, and those that are coded while a model is loaded.
+
+transformers builds a model from tensors of the right shape and dtype. It is given stand-ins without memory, and once
+the model is built the parameters that came of them become `CodedTensor`s. Matrices are coded where a linear layer or an
+embedding owns them and a row of the file is a row of the parameter, whatever the order of the rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import nn
+
+from octavo.formats.codes import CODINGS, INT8, GroupCodes, make_codes, read_codes
+from octavo.formats.gguf import TensorInfo
+from octavo.models.gguf_conversions import Conversion
+from octavo.models.modules.coded_tensor import code_parameter
+from octavo.models.modules.panels import OUTPUTS, Panels
+
+_ROWS_AT_ONCE = 4 * OUTPUTS
+"""Rows that a thread reads at a time: their codes stay in a core's cache until they are in panels."""
+
+Bytes = npt.NDArray[np.uint8]
+
+
+class CodedParameters:
+    """The coded parameters of a model that is being loaded. Owns: their panels until the model has them."""
+
+    def __init__(self, shapes: dict[str, torch.Size], dtype: torch.dtype) -> None:
+        """`shapes` are those of the parameters that may stay coded, by name."""
+        self._shapes = shapes
+        self._dtype = dtype
+        self._panels: dict[int, tuple[torch.Tensor, Panels]] = {}
+
+    def take(
+        self, parameter: str, name: str, info: TensorInfo, raw: Bytes, conversion: Conversion, config: Any
+    ) -> torch.Tensor | None:
+        """A stand-in for the parameter whose coded numbers are `raw`, or None where it cannot stay coded."""
+        if info.type not in CODINGS or self._shapes.get(parameter) != torch.Size(info.shape):
+            return None
+        order = row_order(name, info.shape, conversion, config)
+        if order is None:
+            return None
+        rows = raw.reshape(info.shape[0], -1)
+        num_outputs, num_inputs = info.shape
+
+        def read(first: int, last: int) -> GroupCodes:
+            part = rows[order[first:last]] if order.size else rows[first:last]
+            return read_codes(part.reshape(-1), info.type, num_inputs)
+
+        panels = Panels(num_outputs, num_inputs, CODINGS[info.type], info.type)
+        _fill(panels, read)
+        return self._stand_in(panels)
+
+    def _stand_in(self, panels: Panels) -> torch.Tensor:
+        one = torch.zeros(1, dtype=self._dtype)
+        self._panels[one.data_ptr()] = one, panels
+        return one.expand(panels.num_outputs, panels.num_inputs)
+
+    def install(self, model: nn.Module) -> None:
+        """Put the coded parameters into the places where their stand-ins are."""
+        made: dict[int, nn.Parameter] = {}
+        for module in model.modules():
+            for name, parameter in list(module.named_parameters(recurse=False)):
+                place = parameter.data_ptr()
+                if place in self._panels:
+                    made.setdefault(place, code_parameter(self._panels[place][1], self._dtype))
+                    module.register_parameter(name, made[place])
+        self._panels.clear()
+
+
+def row_order(name: str, shape: tuple[int, ...], conversion: Conversion, config: Any) -> npt.NDArray[np.int64] | None:
+    """Which row of the file each row of the parameter is: empty where all are in order, None where rows are not rows.
+
+    Found by undoing the conversion of a matrix whose numbers are their row's.
+    """
+    rows = torch.arange(shape[0])[:, None]
+    given = torch.cat((rows, rows + shape[0]), dim=1)
+    try:
+        undone = conversion.undo(name, given, config)
+    except (RuntimeError, IndexError, ZeroDivisionError):
+        return None
+    if undone.shape != given.shape or undone.dtype != given.dtype:
+        return None
+    found = undone[:, 0]
+    if not torch.equal(undone[:, 1], found + shape[0]) or not torch.equal(found.sort().values, rows[:, 0]):
+        return None
+    return (found if not torch.equal(found, rows[:, 0]) else found[:0]).numpy()
+
+
+def code_linears(model: nn.Module) -> None:
+    """Code the weights of the model's linear layers as int8, and those of embeddings that are the same parameters."""
+    coded: dict[torch.Tensor, nn.Parameter] = {}
+    for linear in [module for module in model.modules() if type(module) is nn.Linear]:
+        if linear.weight not in coded:
+            weight = linear.weight.detach()
+            coded[linear.weight] = code_parameter(_int8(weight), weight.dtype)
+    for module in model.modules():
+        for name, parameter in list(module.named_parameters(recurse=False)):
+            if parameter in coded:
+                module.register_parameter(name, coded[parameter])
+
+
+def _int8(weight: torch.Tensor) -> Panels:
+    num_outputs, num_inputs = weight.shape
+    panels = Panels(num_outputs, num_inputs, INT8, "int8")
+    filled = -num_inputs % INT8.group
+
+    def read(first: int, last: int) -> GroupCodes:
+        return make_codes(nn.functional.pad(weight[first:last].float(), (0, filled)).numpy())
+
+    _fill(panels, read)
+    return panels
+
+
+def _fill(panels: Panels, read: Callable[[int, int], GroupCodes]) -> None:
+    """All rows, shared out among threads."""
+
+    def work(first: int) -> None:
+        panels.fill(first, read(first, min(first + _ROWS_AT_ONCE, panels.num_outputs)))
+
+    with ThreadPoolExecutor(torch.get_num_threads()) as pool:
+        list(pool.map(work, range(0, panels.num_outputs, _ROWS_AT_ONCE)))
