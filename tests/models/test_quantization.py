@@ -10,9 +10,10 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from octavo.errors import ModelFileError, UnsupportedModelError
+from octavo.errors import ConfigError, ModelFileError, UnsupportedModelError
+from octavo.formats.source import ModelFiles
 from octavo.models import quantization
-from octavo.models.quantization import PACKAGES, check_quantization, quantization_of
+from octavo.models.quantization import PACKAGES, check_quantization, choose_quantization, quantization_of
 from tests.models.architectures import ARCHITECTURES, load_folder, random_prompts, save_model
 from tests.models.paged_run import logits_in_chunks
 
@@ -48,6 +49,35 @@ def test_a_method_that_nobody_knows_is_refused() -> None:
 def test_packages_are_looked_for_without_importing_them() -> None:
     assert quantization._is_installed("numpy")
     assert not quantization._is_installed("no_such_package.part")
+
+
+def chosen(asked: str, *, kind: str = "gguf", method: str | None = None, device: str = "cpu", dtype: str) -> str:
+    files = ModelFiles(kind=kind, path=Path("m"), config_path=None, weight_paths=(), name="m")  # type: ignore[arg-type]
+    return choose_quantization(asked, files, method, device=torch.device(device), dtype=getattr(torch, dtype))
+
+
+def test_how_weights_are_kept() -> None:
+    assert chosen("auto", dtype="bfloat16") == "gguf" and chosen("auto", dtype="float32") == "none"
+    assert chosen("auto", kind="folder", dtype="bfloat16") == "none"
+    assert chosen("auto", device="cuda", dtype="bfloat16") == "none"
+    assert chosen("auto", kind="folder", method="awq", dtype="bfloat16") == "none"
+    for asked in ("none", "gguf", "int8"):
+        assert chosen(asked, dtype="float32") == chosen(asked, dtype="bfloat16") == asked
+    assert chosen("int8", kind="folder", dtype="bfloat16") == "int8"
+
+
+@pytest.mark.parametrize(
+    ("asked", "given", "message"),
+    [
+        ("int8", {"device": "cuda", "dtype": "bfloat16"}, "int8 is computed on a CPU alone, and the device is cuda"),
+        ("int8", {"dtype": "float16"}, "int8 has no kernel for float16"),
+        ("gguf", {"kind": "folder", "dtype": "bfloat16"}, "gguf keeps the weights of a GGUF file, and m is none"),
+        ("int8", {"kind": "folder", "method": "awq", "dtype": "bfloat16"}, "are quantised with 'awq' already"),
+    ],
+)
+def test_what_cannot_be_is_refused(asked: str, given: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        chosen(asked, **given)
 
 
 def set_config(folder: Path, **fields: Any) -> None:
