@@ -64,7 +64,7 @@ class PanelWeight:
             self._place(self._parts[index], part, self._biases[index].data_ptr() if self._biases else 0, offset)
             offset += part.num_outputs * dtype.itemsize
         self._line_job, self._job = self.records()
-        self.few_rows = PanelRows(self)
+        self.few_rows: Any = PanelRows(self)  # a `FewRows` of `weights`, which imports this
 
     def records(self) -> tuple[Record, Record]:
         """New jobs of the lines and of the product: a `LINE_JOB` and a `PRODUCT_JOB`."""
