@@ -59,6 +59,7 @@ PEERS = {
 """Peer -> its runner, and which of the weights it reads at which precision."""
 
 OCTAVO_WEIGHTS = {"bf16": HF, "packed": PACKED}
+OCTAVO_FLAGS = {"bf16": ["--quantization", "none"], "packed": ["--quantization", "gguf"]}
 
 _PRELOADED = ("libtcmalloc_minimal.so.4", "libiomp5.so")
 """Libraries that make vLLM faster, as its script leaves them in its environment's lib folder."""
@@ -68,6 +69,7 @@ def run_octavo(setup: Setup, extra: Sequence[str] = ()) -> Outcome:
     """A run of `octavo bench offline` in this Python. Raises `SideError`."""
     command = [sys.executable, "-m", "octavo", "bench", "offline", "--json", "--workload", str(setup.workload)]
     command += ["--model", str(setup.weights / OCTAVO_WEIGHTS[setup.precision]), "--kv-memory", str(setup.kv_bytes)]
+    command += OCTAVO_FLAGS[setup.precision]
     environment = _environment({"OCTAVO_NUM_THREADS": str(setup.num_threads)})
     ended = run_process([*command, *extra], environment, ROOT, TIMEOUT_S)
     return outcome_of_octavo(json.loads(_finished("octavo", ended).out), ended.peak_rss_bytes, extra)

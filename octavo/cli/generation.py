@@ -16,6 +16,7 @@ from octavo.cli.live import Screen
 from octavo.cli.process_clock import seconds_since_start
 from octavo.cli.prompts import PromptSource, gather_prompts
 from octavo.cli.report import closing_line, heading, json_document, label_of, progress_line, shortened
+from octavo.cli.stage_log import StageLog
 from octavo.cli.startup import ENGINE_FLAGS, start
 from octavo.config import EngineConfig
 from octavo.engine.engine_args import engine_config_from
@@ -53,14 +54,15 @@ def run(flags: Mapping[str, Any]) -> None:
             preparation.check_prompts(prepared, config, salted, sampling, add_special_tokens=not flags["chat"])
         return salted
 
-    llm, prompts = start(flags, make_ready, verbose=flags["verbose"], quiet=flags["json"])
+    stages = StageLog(tells=flags["verbose"])
+    llm, prompts = start(flags, make_ready, verbose=flags["verbose"], quiet=flags["json"], stages=stages)
     with llm:
         load_s = seconds_since_start()
         current = llm.start_run(prompts, sampling, add_special_tokens=not flags["chat"])
         if flags["json"]:
             outputs = current.finish()
             figures = current.figures(load_s=load_s, num_blocks=llm.plan.figures.num_blocks)
-            sys.stdout.write(json_document(outputs, figures) + "\n")
+            sys.stdout.write(json_document(outputs, figures, stages.facts()) + "\n")
         else:
             _show(llm, current, [label_of(source) for source in sources], load_s)
 

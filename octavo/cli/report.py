@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -61,15 +61,17 @@ def shortened(text: str, *, width: int = 60) -> str:
     return line if len(line) <= width else line[: width - 3] + "..."
 
 
-def json_document(outputs: Sequence[RequestOutput], figures: Figures) -> str:
-    """`{"outputs": [...], "figures": {...}}`, one output per (prompt, completion), on one line.
+def json_document(outputs: Sequence[RequestOutput], figures: Figures, settings: Mapping[str, str | int]) -> str:
+    """`{"outputs": [...], "figures": {...}, "settings": {...}}`, one output per (prompt, completion), on one line.
+
+    `settings` are what the start-up found, such as the dtype and the bytes of the weights by how they are kept.
 
     `logprobs` is null, or for each output token `{token id: {"logprob", "rank", "decoded_token"}}`.
     """
     listed = [
         _json_output(index, output, completion) for index, output in enumerate(outputs) for completion in output.outputs
     ]
-    return msgspec.json.encode({"outputs": listed, "figures": figures}).decode()
+    return msgspec.json.encode({"outputs": listed, "figures": figures, "settings": settings}).decode()
 
 
 def _json_output(index: int, output: RequestOutput, completion: CompletionOutput) -> dict[str, Any]:

@@ -11,17 +11,17 @@ from tools.imports import ROOT, sources
 
 _EVERYDAY_WORDS = """
 abort accumulator add aligned angle answer architecture argument array async attempt attention auto batch bind bound
-box bucket cache cached call chat check client codec computed config convolution core counts cross data dead decoder
-demo detokenizer device element encoder ended engine entry environment error facts failed fast few field fields figures
-file files finish fit float fold format frame full fused gated heads help hook incremental info input invariant job
-kernel keyword kind kinds kv layer library limit line linear link list listener lm loaded local log logprob logprobs
-lookup loop manager marks mask memory meta metadata meter metrics mixer model new no norm office open options output
-outputs override packed paged parallel parameters params part parts path piece place placement plain post prepared
-probe probed process processor question queue raw ready reason record recorder recurrence reference refused replaced
-report request reset retained rotary row rows rules run runnable runner running sampler sampling scheduler scratch
-screen search seen segment sentence sequence shape sink sliding small socket source special splitting stages start
-state static stats status stop strided strings table task team template text thread tile token tokenizer tokens too
-type unsupported update vector vocabulary weight weights work worker wrapper writer
+box bucket byte cache cached call chat check client codec computed config convolution core counts cross data dead
+decoder demo detokenizer device element encoder ended engine entry environment error facts failed fast few field
+fields figures file files finish fit float fold format frame full fused gated heads help hook incremental info input
+invariant job kernel keyword kind kinds kv layer library limit line linear link list listener lm loaded local log
+logprob logprobs lookup loop manager marks mask memory meta metadata meter metrics mixer model new no norm office open
+options output outputs override packed paged parallel parameters params part parts path piece place placement plain
+post prepared probe probed process processor question queue raw ready reason record recorder recurrence reference
+refused replaced report request reset retained rotary row rows rules run runnable runner running sampler sampling
+scheduler scratch screen search seen segment sentence sequence shape sink sliding small socket source special
+splitting stages start state static stats status stop strided strings table task team template text thread tile token
+tokenizer tokens too type unsupported update vector vocabulary weight weights work worker wrapper writer
 """
 """Words in everyday use, or in the everyday use of the field, that need no entry in the glossary."""
 

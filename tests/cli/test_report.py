@@ -69,9 +69,10 @@ def test_a_plan_without_cache_has_no_share() -> None:
 
 
 def test_the_document_is_one_line_of_json() -> None:
-    text = json_document([_output("a\nb", 2)], FIGURES)
+    text = json_document([_output("a\nb", 2)], FIGURES, {"weight_bytes": 7})
     assert "\n" not in text
     document = msgspec.json.decode(text)
     assert [output["index"] for output in document["outputs"]] == [0, 1]
     assert document["outputs"][0]["logprobs"] is None
     assert document["figures"]["prefill_tokens_per_s"] == 1234.56
+    assert document["settings"] == {"weight_bytes": 7}
