@@ -76,6 +76,7 @@ class RecallingModel:
     def __init__(self, specs: dict[str, LayerSpec], shared: dict[str, str] | None = None) -> None:
         self.vocab_size = VOCAB
         self.weight_bytes = 0
+        self.weight_formats: dict[str, int] = {}
         self.shared_layers = shared or {}
         self.attention_layers: dict[str, AttentionLayer] = {}
         for name, spec in {**specs, **{name: specs[target] for name, target in self.shared_layers.items()}}.items():
