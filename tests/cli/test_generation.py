@@ -59,7 +59,7 @@ def test_json_is_alone_on_stdout_and_has_the_promised_shape(monkeypatch: pytest.
     said = _octavo(monkeypatch, "--json", "--n", "2", "--logprobs", "1", "ab", "c")
     assert (said.code, said.err) == (0, "")
     document = said.document
-    assert list(document) == ["outputs", "figures"]
+    assert list(document) == ["outputs", "figures", "settings"]
     assert [(o["prompt_index"], o["index"], o["text"]) for o in document["outputs"]] == [
         (0, 0, "ba"), (0, 1, "ba"), (1, 0, "c"), (1, 1, "c"),
     ]  # fmt: skip
