@@ -97,6 +97,24 @@ def test_only_what_is_needed_is_downloaded_and_once(hub: Hub, tmp_path: Path) ->
 
 
 @pytest.mark.slow
+def test_a_plan_of_a_hub_id_takes_its_config_and_the_list_of_its_weights(tmp_path: Path) -> None:
+    """Weights in several files are not there, and their total comes from the index."""
+    index = {"metadata": {"total_size": 10**9}, "weight_map": {"a": "model-00001-of-00002.safetensors"}}
+    sharded = {name: FILES[name] for name in ("config.json", "tokenizer.json")} | {
+        "model.safetensors.index.json": json.dumps(index).encode(),
+        "model-00001-of-00002.safetensors": WEIGHTS,
+    }
+    with serving(Hub(sharded)) as hub:
+        variables = {key: value for key, value in os.environ.items() if not key.startswith("HF_")}
+        variables |= {"HF_ENDPOINT": hub.endpoint, "HF_HOME": str(tmp_path), "HF_HUB_DISABLE_XET": "1", "HF_TOKEN": ""}
+        command = [sys.executable, "-m", "octavo", "plan", "org/name", "--memory", "8GiB", "--json"]
+        done = subprocess.run(command, capture_output=True, text=True, env=variables, check=True, timeout=100)
+        made = json.loads(done.stdout)
+        assert made["weights"]["total_bytes"] == 10**9
+        assert hub.downloads() == ["config.json", "model.safetensors.index.json", "tokenizer.json"]
+
+
+@pytest.mark.slow
 def test_offline_the_cache_is_all_there_is(hub: Hub, tmp_path: Path) -> None:
     (first, file) = locate_all(hub.endpoint, tmp_path, {"model": "org/name"}, {"model": "org/name/q4.gguf"})
     hub.asked.clear()

@@ -11,7 +11,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from octavo.errors import ModelFileError
-from octavo.formats.safetensors import SafetensorsInfo, read_safetensors_header, read_safetensors_index
+from octavo.formats.safetensors import (
+    SafetensorsInfo,
+    read_safetensors_header,
+    read_safetensors_index,
+    read_safetensors_total,
+)
 from tests.formats import build
 
 TENSORS = {"a.weight": np.ones((2, 3), dtype=np.float32), "b": np.zeros(5, dtype=np.int8)}
@@ -131,3 +136,26 @@ def test_mutated_files_give_only_clean_errors(
         data[at : at + len(patch)] = patch
     with contextlib.suppress(ModelFileError):
         header_of(tmp_path_factory.getbasetemp(), bytes(data))
+
+
+@pytest.mark.parametrize(
+    ("value", "total"),
+    [
+        ({"metadata": {"total_size": 12}}, 12),
+        ({"metadata": {"total_size": 12.0}}, 12),
+        ({"metadata": {"total_size": "12"}}, None),
+        ({"metadata": {"total_size": True}}, None),
+        ({"metadata": {"total_size": -1}}, None),
+        ({"metadata": []}, None),
+        ({}, None),
+    ],
+)
+def test_an_index_may_tell_the_total(tmp_path: Path, value: object, total: int | None) -> None:
+    path = tmp_path / "model.safetensors.index.json"
+    path.write_text(json.dumps(value))
+    assert read_safetensors_total(path) == total
+
+
+def test_a_total_that_cannot_be_read_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ModelFileError, match="cannot be read"):
+        read_safetensors_total(tmp_path / "absent.json")

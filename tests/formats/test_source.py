@@ -304,3 +304,20 @@ def test_a_shard_may_be_a_link_to_elsewhere(folder: Path, environment: Environme
     elsewhere.unlink()
     with pytest.raises(ModelFileError, match=r"names the file model-1.safetensors, which is missing"):
         find(folder, environment)
+
+
+def test_any_json_file_is_a_config_alone(tmp_path: Path, environment: Environment) -> None:
+    path = tmp_path / "llama-70b.json"
+    path.write_text("{}")
+    files = find(path, environment)
+    assert (files.name, files.config_path, files.weight_paths) == ("llama-70b", path, ())
+
+
+def test_weights_that_are_listed_and_absent_are_missed_only_where_they_are_wanted(
+    tmp_path: Path, environment: Environment
+) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    (tmp_path / "model.safetensors.index.json").write_text('{"weight_map": {"a": "model-1.safetensors"}}')
+    assert locate(ModelSource(model=str(tmp_path)), environment, config_only=True).weight_paths == ()
+    with pytest.raises(ModelFileError, match=r"model-1\.safetensors, which is missing"):
+        find(tmp_path, environment)
