@@ -179,7 +179,7 @@ class ModelSource(msgspec.Struct, frozen=True, kw_only=True):
     """A folder or hub id of another tokenizer; None takes the model's own."""
     revision: str | None = None
     dtype: str = "auto"
-    """Compute dtype; `auto` takes bfloat16 where the device computes it well, else float32."""
+    """Compute dtype; `auto` takes bfloat16 where the device is fastest in it, else float32."""
     quantization: str = "auto"
     """How weights of linear layers are kept, by a name in `QUANTIZATIONS`."""
     max_model_len: int | None = None

@@ -12,8 +12,10 @@ from octavo.worker.host_memory import usable_cores
 CACHE_DTYPES = ("auto", "bfloat16", "float16", "float32")
 """What `--kv-cache-dtype` accepts: the dtypes that attention backends read and write."""
 
-_BFLOAT16_FLAGS = frozenset(("avx512_bf16", "amx_bf16", "bf16"))
-"""Flags of CPUs with bfloat16 products (x86, x86, ARM) in `/proc/cpuinfo`."""
+_BFLOAT16_FLAGS = frozenset(("avx512_bf16", "amx_bf16", "bf16", "avx512dq"))
+"""Flags in `/proc/cpuinfo` of CPUs that are at their fastest in bfloat16: with products of it (x86, x86, ARM), or with
+AVX-512 alone, where our kernels widen what they read and reading half the bytes counts for more (docs/decisions/0026).
+"""
 
 
 def choose_device(name: str, local_rank: int) -> torch.device:
@@ -40,8 +42,8 @@ def choose_device(name: str, local_rank: int) -> torch.device:
 
 
 def choose_dtype(name: str, device: torch.device, root: Path = Path("/")) -> torch.dtype:
-    """The dtype of computation. `auto` is bfloat16 where the device multiplies it in hardware, else float32 on a CPU
-    and float16 on cuda.
+    """The dtype of computation. `auto` is bfloat16 where the device is fastest in it, else float32 on a CPU and
+    float16 on cuda.
 
     Raises `ConfigError` for an unknown name.
     """

@@ -56,11 +56,12 @@ def test_an_unknown_device_is_refused() -> None:
         ("flags\t\t: fpu avx2 avx512f avx512_bf16", torch.bfloat16),
         ("flags\t\t: fpu amx_bf16", torch.bfloat16),
         ("Features\t: asimd bf16", torch.bfloat16),
-        ("flags\t\t: fpu avx2 avx512f", torch.float32),
+        ("flags\t\t: fpu avx2 avx512f avx512dq", torch.bfloat16),
+        ("flags\t\t: fpu avx2", torch.float32),
         ("model name\t: an avx512_bf16 by name only", torch.float32),
     ],
 )
-def test_auto_is_bfloat16_where_the_cpu_multiplies_it(line: str, dtype: torch.dtype, tmp_path: Path) -> None:
+def test_auto_is_bfloat16_where_the_cpu_is_fastest_in_it(line: str, dtype: torch.dtype, tmp_path: Path) -> None:
     assert choose_dtype("auto", CPU, cpuinfo(tmp_path, line)) is dtype
 
 
