@@ -163,6 +163,11 @@ def read_environment() -> Environment:
     )
 
 
+def read_api_keys() -> tuple[str, ...]:
+    """`OCTAVO_API_KEY`: the keys, with commas between them, that a server asks for when it is told of none."""
+    return tuple(key for key in os.environ.get("OCTAVO_API_KEY", "").split(",") if key)
+
+
 def child_environment() -> dict[str, str]:
     """The environment for a process of ours: it finds the same Octavo that this process runs, wherever it starts."""
     package_root = str(Path(__file__).resolve().parent.parent)

@@ -14,11 +14,12 @@ import msgspec
 
 from octavo.engine.engine_args import EngineOptions, engine_config_from
 from octavo.engine.input_processor import InputProcessor, Prompt, PromptRequest
-from octavo.engine.mailbox import Mailbox
+from octavo.engine.intake import check_requests
+from octavo.engine.mailbox import Mailbox, grown
 from octavo.engine.observer import EngineObserver, NoObserver
 from octavo.engine.outputs import CompletionOutput, RequestOutput
 from octavo.engine.post_office import PostOffice
-from octavo.engine.preparation import OnStage, Prepared, prepare
+from octavo.engine.preparation import OnStage, prepare
 from octavo.engine.process_client import ProcessClient
 from octavo.engine.tokenizer import Tokenizer
 from octavo.errors import EngineDeadError, OctavoError, RequestError
@@ -81,6 +82,8 @@ class AsyncLLM:
         self._started_at = 0.0
         self._restarting: asyncio.Task[None] | None = None
         self._stats: SchedulerStats | None = None
+        self._lost: EngineDeadError | None = None
+        """How a core ended that was ready before all of the start was."""
         self.state = EngineState.NEW
 
     # -- start and end --------------------------------------------------------------------------------------------
@@ -91,15 +94,32 @@ class AsyncLLM:
         if self.state is not EngineState.NEW:
             return
         self.state = EngineState.STARTING
+        self._lost = None
         try:
-            prepared: Prepared = await asyncio.to_thread(prepare, self._config, self._on_stage)
-            self._tokenizer = prepared.tokenizer
-            self._post = PostOffice(self._tokenizer, self._observer)
-            await self._start_core()
+            # Side by side: what is read here needs nothing of the core. The first that fails ends the other.
+            async with asyncio.TaskGroup() as group:
+                reading = group.create_task(asyncio.to_thread(prepare, self._config, self._on_stage))
+                starting = group.create_task(self._start_core())
+        except BaseExceptionGroup as errors:
+            await self._give_up_start(starting)
+            raise errors.exceptions[0] from None
         except BaseException:
-            self.state = EngineState.NEW
+            await self._give_up_start(starting)
             raise
-        self.state = EngineState.RUNNING
+        self._check_alive()
+        self._tokenizer = reading.result().tokenizer
+        self._post = PostOffice(self._tokenizer, self._observer)
+        self._take_over(starting.result())
+
+    def _check_alive(self) -> None:
+        if self._lost is not None:
+            self.state = EngineState.NEW
+            raise self._lost
+
+    async def _give_up_start(self, starting: asyncio.Task[CoreReady]) -> None:
+        self.state = EngineState.NEW
+        if starting.done() and not starting.cancelled() and starting.exception() is None:
+            await self._client.shutdown()
 
     async def shutdown(self) -> None:
         """End the core; requests under way fail. May be called twice."""
@@ -151,6 +171,11 @@ class AsyncLLM:
         return self._ready.model_config.vocab_size
 
     @property
+    def max_num_seqs(self) -> int:
+        """Sequences that may run at once."""
+        return self._config.scheduler.max_num_seqs
+
+    @property
     def num_unfinished(self) -> int:
         """Requests under way."""
         return len(self._post)
@@ -197,7 +222,7 @@ class AsyncLLM:
         async for piece in self.stream(prompt, sampling_params, request_id, **more):
             prompt_logprobs = prompt_logprobs or piece.prompt_logprobs
             for output in piece.outputs:
-                so_far[output.index] = _grown(so_far.get(output.index), output)
+                so_far[output.index] = grown(so_far.get(output.index), output)
             outputs = [so_far[index] for index in sorted(so_far)]
             yield msgspec.structs.replace(piece, outputs=outputs, prompt_logprobs=prompt_logprobs)
 
@@ -258,9 +283,12 @@ class AsyncLLM:
         self.check_health()
 
         def process() -> list[PromptRequest]:
-            return self._inputs.process(
+            requests = self._inputs.process(
                 prompts, sampling_params, priority=priority, add_special_tokens=add_special_tokens
             )
+            # Ids that there are not must not even reach the detokenizer here.
+            check_requests(requests, vocab_size=self.vocab_size, max_model_len=self.max_model_len)
+            return requests
 
         return await asyncio.to_thread(process) if _num_characters(prompts) >= LONG_TEXT else process()
 
@@ -292,7 +320,11 @@ class AsyncLLM:
     def _hand_in(self, request: PromptRequest, name: str) -> Mailbox:
         self.check_health()
         mailbox, sequences = self._post.open(request, name)
-        self._client.add_requests(sequences)
+        try:
+            self._client.add_requests(sequences)
+        except (ValueError, OverflowError) as error:  # half a surrogate pair, a number of more than 64 bits
+            self._post.give_up(mailbox)
+            raise RequestError(f"The request holds what cannot be sent to the engine core: {error}.") from None
         return mailbox
 
     def _abort(self, sequence_ids: Sequence[str]) -> None:
@@ -301,17 +333,22 @@ class AsyncLLM:
 
     # -- the core -------------------------------------------------------------------------------------------------
 
-    async def _start_core(self) -> None:
+    async def _start_core(self) -> CoreReady:
         self._client = ProcessClient(self._config, self)
-        self._ready: CoreReady = await self._client.start(self._on_stage)
+        return await self._client.start(self._on_stage)
+
+    def _take_over(self, ready: CoreReady) -> None:
+        """A core is ready: what comes now is for it."""
+        self._ready = ready
         self._started_at = time.monotonic()
         self._inputs = InputProcessor(
             self._tokenizer,
             max_model_len=self.max_model_len,
-            max_position=self._ready.model_config.max_position,
+            max_position=ready.model_config.max_position,
             vocab_size=self.vocab_size,
         )
-        self._observer.engine_ready(self._ready)
+        self._observer.engine_ready(ready)
+        self.state = EngineState.RUNNING
 
     def take_outputs(self, outputs: EngineCoreOutputs) -> None:
         """News of one step, from the core."""
@@ -324,6 +361,9 @@ class AsyncLLM:
 
     def take_death(self, error: EngineDeadError) -> None:
         """The core has died: its requests fail, and another one is started."""
+        if self.state is EngineState.STARTING:
+            self._lost = error
+            return
         logger.error("%s", error)
         self.state = EngineState.RESTARTING
         self._post.fail_all(error)
@@ -336,25 +376,14 @@ class AsyncLLM:
             self._num_restarts += 1
             logger.warning("Starting the engine core again (%d of %d).", self._num_restarts, self._max_restarts)
             try:
-                await self._start_core()
+                self._take_over(await self._start_core())
             except OctavoError as error:
                 logger.error("The engine core could not be started again: %s", error)
                 await asyncio.sleep(min(30.0, 2.0 ** (self._num_restarts - 1)))
                 continue
-            self.state = EngineState.RUNNING
             return
         self.state = EngineState.DEAD
         logger.critical("The engine core has died too often: it stays down.")
-
-
-def _grown(before: CompletionOutput | None, new: CompletionOutput) -> CompletionOutput:
-    """A completion with what is new of it appended."""
-    if before is None:
-        return new
-    logprobs = None if new.logprobs is None else [*(before.logprobs or ()), *new.logprobs]
-    return msgspec.structs.replace(
-        new, text=before.text + new.text, token_ids=[*before.token_ids, *new.token_ids], logprobs=logprobs
-    )
 
 
 def _num_characters(prompts: Prompt | Sequence[Prompt]) -> int:

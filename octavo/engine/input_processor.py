@@ -204,7 +204,7 @@ class InputProcessor:
             return sampling
         banned = list(sampling.bad_words_token_ids)
         for word in sampling.bad_words:
-            _check_text(word, "A bad word")
+            check_text(word, "A bad word")
             for text in (word.strip(), " " + word.strip()):
                 token_ids = tuple(self._tokenizer.encode(text, add_special_tokens=False))
                 self._check_known(token_ids, f"the bad word {word!r:.40}")
@@ -264,14 +264,14 @@ def _parts(prompt: Prompt) -> tuple[str | None, list[int], str | None]:
         cache_salt = prompt.get("cache_salt")
         if not isinstance(cache_salt, str | None) or cache_salt == "":
             raise RequestError(f"cache_salt is {cache_salt!r}.", remedy="It must be a text that is not empty.")
-        _check_text(cache_salt or "", "cache_salt")
+        check_text(cache_salt or "", "cache_salt")
         content = prompt["prompt"] if "prompt" in prompt else prompt["prompt_token_ids"]
         if isinstance(content, str) != ("prompt" in prompt):
             raise RequestError(f"A prompt dict has {content!r:.60} in the wrong place.", remedy=_PROMPT_FORMS)
     if isinstance(content, str):
         if not content:
             raise RequestError("The prompt is empty.", remedy="Give it at least one character.")
-        _check_text(content, "The prompt")
+        check_text(content, "The prompt")
         return content, [], cache_salt
     if _is_listing(content) and all(_is_id(item) for item in content):
         return None, [operator.index(item) for item in content], cache_salt
@@ -283,7 +283,7 @@ def _is_listing(given: object) -> TypeGuard[Iterable[Any]]:
     return isinstance(given, Iterable) and not isinstance(given, bytes | bytearray | memoryview | UserString)
 
 
-def _check_text(text: str, what: str) -> None:
+def check_text(text: str, what: str) -> None:
     """Raises `RequestError` when `text` holds half of a surrogate pair: no encoding keeps it as it is."""
     try:
         text.encode()

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 
 import msgspec
 
+from octavo.engine.input_processor import PromptRequest, name_prompt
 from octavo.errors import RequestError
 from octavo.messages import EngineCoreRequest
 from octavo.request import Request, SamplingParams
@@ -39,6 +40,16 @@ def build_request(message: EngineCoreRequest, *, vocab_size: int, max_model_len:
         parent_id=message.parent_id,
         keep_blocks=message.keep_blocks,
     )
+
+
+def check_requests(requests: Sequence[PromptRequest], *, vocab_size: int, max_model_len: int) -> None:
+    """Raises the `RequestError` that `build_request` would raise, with the number of the prompt that is wrong."""
+    for index, request in enumerate(requests):
+        sequence = request.sequences()[0]
+        try:
+            build_request(sequence, vocab_size=vocab_size, max_model_len=max_model_len, arrival=index)
+        except RequestError as error:
+            raise name_prompt(error, index, len(requests)) from None
 
 
 def check_vocabulary(sampling: SamplingParams, vocab_size: int, *, of_request: str | None = None) -> None:

@@ -9,6 +9,8 @@ from __future__ import annotations
 import asyncio
 import itertools
 
+import msgspec
+
 from octavo.engine.input_processor import PromptRequest
 from octavo.engine.output_processor import CompletionUpdate
 from octavo.engine.outputs import CompletionOutput, Logprob, RequestMetrics, RequestOutput
@@ -99,4 +101,14 @@ def _joined(updates: list[CompletionUpdate]) -> CompletionOutput:
         finish_reason=last.finish_reason,
         stop_reason=last.stop_reason,
         num_cached_tokens=last.num_cached_tokens,
+    )
+
+
+def grown(before: CompletionOutput | None, new: CompletionOutput) -> CompletionOutput:
+    """A completion with what is new of it appended."""
+    if before is None:
+        return new
+    logprobs = None if new.logprobs is None else [*(before.logprobs or ()), *new.logprobs]
+    return msgspec.structs.replace(
+        new, text=before.text + new.text, token_ids=[*before.token_ids, *new.token_ids], logprobs=logprobs
     )

@@ -10,7 +10,7 @@ from octavo.engine.input_processor import PromptRequest
 from octavo.engine.mailbox import Mailbox
 from octavo.engine.observer import EngineObserver
 from octavo.engine.output_processor import OutputProcessor
-from octavo.errors import OctavoError, RequestError
+from octavo.errors import ExecutorError, OctavoError, RequestError
 from octavo.messages import EngineCoreOutputs, EngineCoreRequest
 
 
@@ -46,10 +46,10 @@ class PostOffice:
         if name in self._numbers or number in self._mailboxes:
             raise RequestError(f"Request id {name!r} is in use.", remedy="Choose an id that no unfinished request has.")
         now = time.perf_counter()
+        sequences = self._texts.add_request(request, now=now)
         mailbox = self._mailboxes[number] = Mailbox(request, name)
         self._numbers[name] = number
         self._empty.clear()
-        sequences = self._texts.add_request(request, now=now)
         self._owners.update((sequence.request_id, number) for sequence in sequences)
         self._observer.request_arrived(request, now)
         return mailbox, sequences
@@ -95,7 +95,7 @@ class PostOffice:
             self._observer.request_finished(output, now)
             mailbox.finish(output)
         for request_id, message in step.failed:
-            abort += self.fail(request_id, RequestError(message))
+            abort += self.fail(request_id, ExecutorError(message))
         return abort
 
     def _close(self, mailbox: Mailbox) -> list[str]:

@@ -12,10 +12,9 @@ import msgspec
 
 from octavo.config import EngineConfig, ModelConfig, ModelSource, read_environment
 from octavo.engine.conversation import Message, list_conversations
-from octavo.engine.input_processor import InputProcessor, Prompt, name_prompt
-from octavo.engine.intake import build_request
+from octavo.engine.input_processor import InputProcessor, Prompt
+from octavo.engine.intake import check_requests
 from octavo.engine.tokenizer import Tokenizer, load_tokenizer
-from octavo.errors import RequestError
 from octavo.formats.model_config import load_model_config
 from octavo.formats.source import ModelFiles, locate, locate_tokenizer
 from octavo.messages import StageReport
@@ -54,13 +53,7 @@ def check_prompts(
         prepared.tokenizer, max_model_len=length, max_position=longest, vocab_size=model_config.vocab_size
     )
     requests = inputs.process(prompts, sampling_params, add_special_tokens=add_special_tokens)
-    for index, request in enumerate(requests):
-        try:
-            build_request(
-                request.sequences()[0], vocab_size=model_config.vocab_size, max_model_len=length, arrival=index
-            )
-        except RequestError as error:
-            raise name_prompt(error, index, len(requests)) from None
+    check_requests(requests, vocab_size=model_config.vocab_size, max_model_len=length)
 
 
 def render_chat(

@@ -99,6 +99,19 @@ class Tokenizer:
             messages, add_generation_prompt=add_generation_prompt, tools=tools, **variables
         )
 
+    def describe(self) -> dict[str, Any]:
+        """What programs ask of a tokenizer, in the words of transformers: sizes, marks, the chat template."""
+        marks = self._mark_texts()
+        return {
+            "tokenizer_class": type(self._codec).__name__,
+            "vocab_size": self.vocab_size,
+            "bos_token": marks.get("bos_token"),
+            "eos_token": marks.get("eos_token"),
+            "bos_token_id": self.bos_token_id,
+            "eos_token_id": next(iter(self.eos_token_ids), None),
+            "chat_template": self._templates.get("default"),
+        }
+
     def _template_source(self, *, has_tools: bool) -> str:
         for name in ("tool_use", "default") if has_tools else ("default",):
             if name in self._templates:

@@ -33,9 +33,11 @@ ALLOWED: dict[str, set[str]] = {
         "messages", "kv", "request", "config", "errors",
     },
     "evaluate": {"engine", "request", "errors"},
+    "observe": {"messages", "kv", "request"},
+    "server": {"engine", "observe", "messages", "kv", "request", "config", "errors"},
     "cli": {
-        "octavo", "evaluate", "engine", "executor", "worker", "planning", "formats", "importing", "kv", "request",
-        "messages", "config", "errors",
+        "octavo", "server", "evaluate", "engine", "executor", "worker", "planning", "formats", "importing", "kv",
+        "request", "messages", "config", "errors",
     },
     "octavo": {"cli", "engine", "planning", "kv", "request", "config", "errors"},
 }  # fmt: skip

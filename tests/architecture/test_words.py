@@ -22,6 +22,8 @@ refused replaced report request reset retained rotary row rows rules run runnabl
 scheduler scratch screen search seen segment sentence sequence shape sink sliding small socket source special
 splitting stages start state static stats status stop strided strings table task team template text thread tile token
 tokenizer tokens too type unsupported update vector vocabulary weight weights work worker wrapper writer
+access body chats completion completions count detokenize endpoint event gate generation gone json server settings
+stream throughput times tokenize usage
 """
 """Words in everyday use, or in the everyday use of the field, that need no entry in the glossary."""
 

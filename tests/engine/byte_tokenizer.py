@@ -31,9 +31,22 @@ class ByteTokenizer:
     def is_special(self, token_id: int) -> bool:
         return token_id in (BOS, EOS)
 
-    def apply_chat_template(self, messages: Sequence[Mapping[str, Any]], add_generation_prompt: bool = True) -> str:
+    def apply_chat_template(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        add_generation_prompt: bool = True,
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        chat_template: str | None = None,
+        **variables: Any,
+    ) -> str:
         turns = "".join(f"<{turn['role']}>{turn['content']}" for turn in messages)
-        return turns + "<assistant>" * add_generation_prompt
+        tool_names = "".join(f"<tool>{tool['function']['name']}" for tool in tools or ())
+        given = "".join(f"<{name}>{value}" for name, value in variables.items())
+        return (chat_template or "") + tool_names + given + turns + "<assistant>" * add_generation_prompt
+
+    def describe(self) -> dict[str, Any]:
+        return {"tokenizer_class": "ByteTokenizer", "vocab_size": 320, "bos_token": "<bos>", "eos_token": "<eos>"}
 
 
 class SpaceDroppingTokenizer(ByteTokenizer):

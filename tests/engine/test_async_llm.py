@@ -13,9 +13,11 @@ import psutil
 import pytest
 
 from octavo import AsyncLLM, SamplingParams
+from octavo.engine import preparation
 from octavo.engine.async_llm import LONG_TEXT, EngineState
 from octavo.engine.outputs import RequestOutput
-from octavo.errors import CacheTooSmallError, ConfigError, EngineDeadError, RequestError
+from octavo.errors import CacheTooSmallError, ConfigError, EngineDeadError, ModelFileError, RequestError
+from tests.engine.byte_tokenizer import ByteTokenizer
 from tests.engine.fake_process import install_fake_process
 
 LONG = SamplingParams(max_tokens=900, temperature=0)
@@ -292,3 +294,38 @@ def test_it_knows_the_model_and_resets_prefixes() -> None:
         assert await llm.reset_prefix_cache()
 
     run_with(use)
+
+
+def test_a_core_that_dies_while_the_tokenizer_is_read_fails_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def main() -> None:
+        llm = AsyncLLM("fake")
+
+        def load(files: Any, **_: Any) -> Any:
+            deadline = time.monotonic() + 10
+            while not (hasattr(llm, "_client") and llm._client._ready.done()):
+                assert time.monotonic() < deadline
+                time.sleep(0.01)
+            os.kill(llm.core_pid, signal.SIGKILL)
+            time.sleep(0.5)
+            return ByteTokenizer()
+
+        monkeypatch.setattr(preparation, "load_tokenizer", load)
+        with pytest.raises(EngineDeadError, match="signal 9"):
+            await llm.start()
+
+    asyncio.run(main())
+
+
+def test_a_tokenizer_that_cannot_be_read_leaves_no_core(monkeypatch: pytest.MonkeyPatch) -> None:
+    def load(files: Any, **_: Any) -> Any:
+        raise ModelFileError("The tokenizer is damaged.")
+
+    monkeypatch.setattr(preparation, "load_tokenizer", load)
+
+    async def main() -> None:
+        llm = AsyncLLM("fake")
+        with pytest.raises(ModelFileError, match="damaged"):
+            await llm.start()
+        assert not psutil.pid_exists(llm.core_pid)
+
+    asyncio.run(main())

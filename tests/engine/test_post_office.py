@@ -11,7 +11,7 @@ from octavo.engine.input_processor import PromptRequest
 from octavo.engine.observer import NoObserver
 from octavo.engine.outputs import RequestOutput
 from octavo.engine.post_office import PostOffice
-from octavo.errors import EngineDeadError, OctavoError, RequestError
+from octavo.errors import EngineDeadError, ExecutorError, OctavoError, RequestError
 from octavo.messages import EngineCoreOutput, EngineCoreOutputs, SchedulerStats
 from octavo.request import FinishReason, SamplingParams
 from tests.engine.byte_tokenizer import ByteTokenizer
@@ -80,7 +80,7 @@ def test_what_still_runs_of_a_request_that_fails_must_be_aborted() -> None:
         mailbox, _ = office.open(_request("1", n=3), "mine")
         office.deliver(_news(("1.0", [66], FinishReason.LENGTH)))
         assert office.deliver(_news(("1.1", [], FinishReason.ERROR))) == ["1.2"]
-        with pytest.raises(RequestError, match="It broke"):
+        with pytest.raises(ExecutorError, match="It broke"):
             await mailbox.whole()
         refused, _ = office.open(_request("2", n=2), "mine")
         assert office.fail("2.1", RequestError("refused")) == ["2.0", "2.1"]

@@ -1,0 +1,254 @@
+"""Prometheus metrics, under the names that vLLM's dashboards ask for, and what those lack, under `octavo:`."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+
+from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+
+from octavo.kv.planner import KVCachePlan
+from octavo.messages import EngineCoreOutputs, SchedulerStats
+from octavo.request import FinishReason
+
+_SECONDS = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80, 160, 640)
+_SHORT = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1, 2.5, 5, 10, 20, 40)
+_COUNTS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10_000, 20_000, 50_000, 100_000, 200_000)
+_STEP_TOKENS = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16_384)
+
+
+class RequestTimes:
+    """One request's way so far. Times are `time.perf_counter`; owns nothing else."""
+
+    __slots__ = ("admitted", "arrived", "first_token", "last_token", "num_prompt_tokens", "num_tokens")
+
+    def __init__(self, arrived: float, num_prompt_tokens: int) -> None:
+        self.arrived = arrived
+        self.num_prompt_tokens = num_prompt_tokens
+        self.admitted: float | None = None
+        self.first_token: float | None = None
+        self.last_token: float | None = None
+        self.num_tokens = 0
+
+
+class EngineMetrics:
+    """Owns: the registry and the times of every unfinished sequence. Never: steers anything.
+
+    Every series has the label `model_name`.
+    """
+
+    content_type = CONTENT_TYPE_LATEST
+
+    def __init__(self, model_name: str) -> None:
+        self.registry = CollectorRegistry()
+        self._model_name = model_name
+        self._sequences: dict[str, RequestTimes] = {}
+        self._last: SchedulerStats | None = None
+        self._num_usable_blocks = 0
+        self._capacity_tokens = 0
+        self._make_counters()
+        self._make_gauges()
+        self._make_histograms()
+
+    # -- what there is --------------------------------------------------------------------------------------------
+
+    def _counter(self, name: str, text: str) -> Counter:
+        return Counter(name, text, ["model_name"], registry=self.registry).labels(self._model_name)
+
+    def _gauge(self, name: str, text: str) -> Gauge:
+        return Gauge(name, text, ["model_name"], registry=self.registry).labels(self._model_name)
+
+    def _histogram(self, name: str, text: str, buckets: Iterable[float]) -> Histogram:
+        histogram = Histogram(name, text, ["model_name"], registry=self.registry, buckets=tuple(buckets))
+        return histogram.labels(self._model_name)
+
+    def _make_counters(self) -> None:
+        self.prompt_tokens = self._counter("vllm:prompt_tokens", "Prompt tokens computed.")
+        self.generation_tokens = self._counter("vllm:generation_tokens", "Tokens generated.")
+        self.cached_tokens = self._counter("vllm:prompt_tokens_cached", "Prompt tokens that the prefix cache held.")
+        self.preemptions = self._counter("vllm:num_preemptions", "Preemptions.")
+        self.queries = self._counter("vllm:prefix_cache_queries", "Tokens looked for in the prefix cache.")
+        self.hits = self._counter("vllm:prefix_cache_hits", "Tokens found there.")
+        self._success = Counter(
+            "vllm:request_success",
+            "Requests that ended well.",
+            ["model_name", "finished_reason"],
+            registry=self.registry,
+        )
+        self.failures = self._counter("octavo:request_failures", "Requests that ended with an error.")
+        self.given_up = self._counter("octavo:requests_given_up", "Requests whose reader went away.")
+        self.cores = self._counter("octavo:engine_core_starts", "Engine cores started, the first included.")
+        self._causes = Counter(
+            "octavo:preemptions_by_cause", "Preemptions.", ["model_name", "cause"], registry=self.registry
+        ).labels(self._model_name, "no_free_block")
+
+    def _make_gauges(self) -> None:
+        self.running = self._gauge("vllm:num_requests_running", "Sequences that run.")
+        self.waiting = self._gauge("vllm:num_requests_waiting", "Sequences that wait.")
+        self.usage = self._gauge("vllm:kv_cache_usage_perc", "Share of the blocks in use, 0 to 1.")
+        self.used_blocks = self._gauge("octavo:kv_cache_used_blocks", "Blocks that requests hold.")
+        self.cached_blocks = self._gauge("octavo:kv_cache_cached_blocks", "Unused blocks with content worth keeping.")
+        self.free_blocks = self._gauge("octavo:kv_cache_free_blocks", "Blocks without content.")
+        self.tokens = self._gauge("octavo:kv_cache_tokens", "Tokens of the requests that run.")
+        self.occupancy = self._gauge("octavo:kv_cache_token_occupancy", "The same as a share of the capacity.")
+        self.free_tokens = self._gauge("octavo:kv_cache_free_tokens", "Tokens that the unused blocks hold.")
+        self._info = Gauge(
+            "vllm:cache_config_info",
+            "What the KV cache is made of.",
+            ["model_name", "block_size", "num_gpu_blocks", "num_groups", "capacity_tokens", "max_model_len"],
+            registry=self.registry,
+        )
+
+    def _make_histograms(self) -> None:
+        make = self._histogram
+        self.ttft = make("vllm:time_to_first_token_seconds", "From arrival to the first token.", _SECONDS)
+        self.itl = make("vllm:inter_token_latency_seconds", "Between tokens.", _SHORT)
+        self.tpot = make("vllm:request_time_per_output_token_seconds", "Mean between a request's tokens.", _SHORT)
+        self.e2e = make("vllm:e2e_request_latency_seconds", "From arrival to the end.", _SECONDS)
+        self.queue = make("vllm:request_queue_time_seconds", "From arrival to admission.", _SECONDS)
+        self.prefill = make("vllm:request_prefill_time_seconds", "From admission to the first token.", _SECONDS)
+        self.decode = make("vllm:request_decode_time_seconds", "From the first token to the last.", _SECONDS)
+        self.step_tokens = make("vllm:iteration_tokens_total", "Tokens of a step.", _STEP_TOKENS)
+        self.prompt_lengths = make("vllm:request_prompt_tokens", "Tokens of a prompt.", _COUNTS)
+        self.output_lengths = make("vllm:request_generation_tokens", "Tokens of an output.", _COUNTS)
+
+    # -- what happens ---------------------------------------------------------------------------------------------
+
+    def core_started(self, plan: KVCachePlan) -> None:
+        """A core is ready; it has no requests, and counts from 0."""
+        figures, groups = plan.figures, plan.configs[0].groups
+        self._sequences.clear()
+        self._last = None
+        self._num_usable_blocks, self._capacity_tokens = figures.usable_blocks, figures.capacity_tokens
+        self._info.clear()
+        self._info.labels(
+            self._model_name,
+            groups[0].spec.block_size if groups else 0,
+            figures.num_blocks,
+            len(groups),
+            figures.capacity_tokens,
+            figures.max_model_len,
+        ).set(1)
+        self.cores.inc()
+        for gauge in (self.running, self.waiting, self.usage, self.used_blocks, self.tokens, self.occupancy):
+            gauge.set(0)
+        self.free_blocks.set(figures.usable_blocks)
+        self.free_tokens.set(figures.capacity_tokens)
+
+    def sequence_arrived(self, sequence_id: str, num_prompt_tokens: int, now: float) -> None:
+        """A sequence was handed to the core."""
+        self._sequences[sequence_id] = RequestTimes(now, num_prompt_tokens)
+        self.prompt_lengths.observe(num_prompt_tokens)
+
+    def sequence_gone(self, sequence_id: str) -> None:
+        """A sequence ended otherwise than by the core's own news."""
+        self._sequences.pop(sequence_id, None)
+
+    def request_succeeded(self, reason: FinishReason) -> None:
+        """A completion ended for this reason."""
+        self._success.labels(self._model_name, str(reason)).inc()
+
+    def step_ended(self, outputs: EngineCoreOutputs, now: float) -> None:
+        """News of one step."""
+        num_new = sum(len(output.new_token_ids) for output in outputs.outputs)
+        began = now - outputs.step_s
+        for sequence_id in outputs.admitted:
+            times = self._sequences.get(sequence_id)
+            if times is not None and times.admitted is None:
+                times.admitted = max(times.arrived, began)
+                self.queue.observe(times.admitted - times.arrived)
+        for output in outputs.outputs:
+            times = self._sequences.get(output.request_id)
+            if times is None:
+                continue
+            if output.new_token_ids:
+                self._note_tokens(times, len(output.new_token_ids), output.num_cached_tokens, now)
+            if output.finish_reason is not None:
+                self._finish(self._sequences.pop(output.request_id), now)
+        if num_new or outputs.num_prompt_tokens:
+            self.step_tokens.observe(num_new + outputs.num_prompt_tokens)
+            self.prompt_tokens.inc(outputs.num_prompt_tokens)
+            self.generation_tokens.inc(num_new)
+        self._show(outputs.stats)
+
+    def _note_tokens(self, times: RequestTimes, num_tokens: int, num_cached_tokens: int, now: float) -> None:
+        times.num_tokens += num_tokens
+        if times.first_token is None:
+            times.first_token = now
+            self.ttft.observe(now - times.arrived)
+            self.prefill.observe(now - (times.admitted or times.arrived))
+            self.cached_tokens.inc(max(0, num_cached_tokens))
+        elif times.last_token is not None:
+            self.itl.observe((now - times.last_token) / num_tokens)
+        times.last_token = now
+
+    def _finish(self, times: RequestTimes, now: float) -> None:
+        self.e2e.observe(now - times.arrived)
+        self.output_lengths.observe(times.num_tokens)
+        if times.first_token is not None and times.last_token is not None:
+            self.decode.observe(times.last_token - times.first_token)
+            if times.num_tokens > 1:
+                self.tpot.observe((times.last_token - times.first_token) / (times.num_tokens - 1))
+
+    def _show(self, stats: SchedulerStats) -> None:
+        before, self._last = self._last, stats
+        for counter, name in (
+            (self.preemptions, "num_preemptions"),
+            (self._causes, "num_preemptions"),
+            (self.queries, "prefix_query_tokens"),
+            (self.hits, "prefix_hit_tokens"),
+        ):
+            counter.inc(max(0, getattr(stats, name) - (getattr(before, name) if before is not None else 0)))
+        self.running.set(stats.num_running)
+        self.waiting.set(stats.num_waiting)
+        self.used_blocks.set(stats.num_used_blocks)
+        self.cached_blocks.set(stats.num_cached_blocks)
+        self.free_blocks.set(stats.num_free_blocks)
+        usable = max(1, self._num_usable_blocks)
+        self.usage.set(stats.num_used_blocks / usable)
+        self.free_tokens.set(self._capacity_tokens * (1 - stats.num_used_blocks / usable))
+        held = sum(
+            times.num_prompt_tokens + times.num_tokens
+            for times in self._sequences.values()
+            if times.admitted is not None
+        )
+        self.tokens.set(held)
+        self.occupancy.set(held / self._capacity_tokens if self._capacity_tokens else 0.0)
+
+    def exposition(self) -> bytes:
+        """All metrics in Prometheus' text format."""
+        return generate_latest(self.registry)
+
+
+class ThroughputMeter:
+    """What the line that is logged every ten seconds says. Owns: its sums since the last line."""
+
+    def __init__(self, device: str) -> None:
+        self._device = device
+        self._num_prompt_tokens = self._num_new_tokens = 0
+        self._since = time.perf_counter()
+        self._stats: SchedulerStats | None = None
+        self._has_news = False
+
+    def step_ended(self, outputs: EngineCoreOutputs) -> None:
+        """Count one step."""
+        self._num_prompt_tokens += outputs.num_prompt_tokens
+        self._num_new_tokens += sum(len(output.new_token_ids) for output in outputs.outputs)
+        self._stats = outputs.stats
+        self._has_news = True
+
+    def line(self, now: float) -> str | None:
+        """The line, and begin anew; None when nothing has happened since the last one."""
+        stats, seconds = self._stats, max(1e-9, now - self._since)
+        if stats is None or not self._has_news:
+            return None
+        prompt, new = self._num_prompt_tokens / seconds, self._num_new_tokens / seconds
+        self._num_prompt_tokens = self._num_new_tokens = 0
+        self._since, self._has_news = now, False
+        usage = stats.num_used_blocks / max(1, stats.num_blocks - 1)
+        hit_rate = stats.prefix_hit_tokens / stats.prefix_query_tokens if stats.prefix_query_tokens else 0.0
+        return (
+            f"Avg prompt throughput: {prompt:.1f} tokens/s, Avg generation throughput: {new:.1f} tokens/s, "
+            f"Running: {stats.num_running} reqs, Waiting: {stats.num_waiting} reqs, "
+            f"{self._device} KV cache usage: {usage:.1%}, Prefix cache hit rate: {hit_rate:.1%}"
+        )

@@ -1,0 +1,170 @@
+"""Request bodies: the fields that clients send, and what they mean to the engine.
+
+A field that is not here is accepted and logged once: clients send what other servers know.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from octavo.request import SamplingParams
+from octavo.server.failures import ServerError
+from octavo.server.settings import ServerSettings
+
+PASSED_ON = (
+    "n", "temperature", "top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty",
+    "seed", "stop", "stop_token_ids", "ignore_eos", "min_tokens", "skip_special_tokens",
+    "spaces_between_special_tokens", "include_stop_str_in_output", "truncate_prompt_tokens", "allowed_token_ids",
+    "bad_words",
+)  # fmt: skip
+"""Fields that are `SamplingParams`' own."""
+
+
+class StreamOptions(BaseModel):
+    """What a stream has beside text."""
+
+    model_config = ConfigDict(extra="allow")
+
+    include_usage: bool = False
+    continuous_usage_stats: bool = False
+
+
+class GenerationBody(BaseModel):
+    """What completions and chats have in common. An absent field, and null, take the default."""
+
+    model_config = ConfigDict(extra="allow")
+
+    model: str | None = None
+    stream: bool | None = False
+    stream_options: StreamOptions | None = None
+    max_tokens: int | None = None
+    n: int | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    repetition_penalty: float | None = None
+    seed: int | None = None
+    stop: str | list[str] | None = None
+    stop_token_ids: list[int] | None = None
+    ignore_eos: bool | None = None
+    min_tokens: int | None = None
+    skip_special_tokens: bool | None = None
+    spaces_between_special_tokens: bool | None = None
+    include_stop_str_in_output: bool | None = None
+    truncate_prompt_tokens: int | None = None
+    allowed_token_ids: list[int] | None = None
+    bad_words: list[str] | None = None
+    logit_bias: dict[str, float] | None = None
+    user: str | None = None
+    cache_salt: str | None = None
+    priority: int | None = None
+    return_token_ids: bool | None = None
+
+    def sampling(self, settings: ServerSettings, **more: Any) -> SamplingParams:
+        """How to choose tokens; `more` are fields whose meaning differs between endpoints.
+
+        Raises `RequestError` for what `SamplingParams` refuses, and `ServerError` above a limit of the server.
+        """
+        fields = {name: value for name in PASSED_ON if (value := getattr(self, name)) is not None}
+        if self.logit_bias is not None:
+            fields["logit_bias"] = {_token_id(text): bias for text, bias in self.logit_bias.items()}
+        fields |= more
+        check_limit("n", fields.get("n", 1), settings.max_completions)
+        stops = [self.stop] if isinstance(self.stop, str) else self.stop or []
+        check_limit("stop", len(stops), settings.max_stops)
+        check_limit("stop", max(map(len, stops), default=0), 100 * settings.max_stops)
+        for name in ("logprobs", "prompt_logprobs"):
+            wanted = fields.get(name)
+            if wanted is not None and settings.max_logprobs >= 0:
+                check_limit(name, wanted if wanted >= 0 else 2**31, settings.max_logprobs)
+        return SamplingParams(**fields)
+
+    @property
+    def wants_usage(self) -> bool:
+        """Whether a stream ends with the usage."""
+        return self.stream_options is not None and self.stream_options.include_usage
+
+    @property
+    def wants_running_usage(self) -> bool:
+        """Whether each piece of a stream has the usage so far."""
+        return self.stream_options is not None and self.stream_options.continuous_usage_stats
+
+
+class CompletionBody(GenerationBody):
+    """POST /v1/completions."""
+
+    prompt: str | list[str] | list[int] | list[list[int]]
+    echo: bool | None = False
+    logprobs: int | None = None
+    prompt_logprobs: int | None = None
+    best_of: int | None = None
+    suffix: str | None = None
+    add_special_tokens: bool | None = None
+    response_format: dict[str, Any] | None = None
+
+
+class ChatBody(GenerationBody):
+    """POST /v1/chat/completions."""
+
+    messages: list[dict[str, Any]] = Field(min_length=1)
+    max_completion_tokens: int | None = None
+    logprobs: bool | None = False
+    top_logprobs: int | None = None
+    tools: list[dict[str, Any]] | None = None
+    tool_choice: str | dict[str, Any] | None = None
+    response_format: dict[str, Any] | None = None
+    add_generation_prompt: bool | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+
+
+class TokenizeBody(BaseModel):
+    """POST /tokenize: a text, or a conversation."""
+
+    model_config = ConfigDict(extra="allow")
+
+    model: str | None = None
+    prompt: str | None = None
+    messages: list[dict[str, Any]] | None = None
+    add_special_tokens: bool | None = None
+    add_generation_prompt: bool | None = None
+    return_token_strs: bool | None = False
+    tools: list[dict[str, Any]] | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+
+
+class DetokenizeBody(BaseModel):
+    """POST /detokenize."""
+
+    model_config = ConfigDict(extra="allow")
+
+    model: str | None = None
+    tokens: list[int]
+
+
+def check_limit(name: str, given: int, limit: int) -> None:
+    """Raises `ServerError` (400) where a number is above a limit of the server."""
+    if given > limit:
+        raise ServerError(400, f"{name} is {given}, and this server allows {limit}.", param=name)
+
+
+def refuse_formats(response_format: dict[str, Any] | None) -> None:
+    """Raises `ServerError` (400) for an output format that cannot be promised."""
+    kind = (response_format or {}).get("type", "text")
+    if kind != "text":
+        raise ServerError(
+            400,
+            f"response_format {kind!r:.60} is not supported. Ask for it in the prompt, and check the text yourself.",
+            param="response_format",
+        )
+
+
+def _token_id(text: str) -> int:
+    try:
+        return int(text)
+    except ValueError:
+        raise ServerError(400, f"logit_bias has {text!r:.60}, which is no token id.", param="logit_bias") from None

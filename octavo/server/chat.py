@@ -1,0 +1,106 @@
+"""POST /v1/chat/completions."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fastapi import Request, Response
+
+from octavo.engine.conversation import list_conversations
+from octavo.engine.input_processor import PromptRequest
+from octavo.engine.outputs import CompletionOutput, RequestOutput
+from octavo.server.answers import chat_logprobs
+from octavo.server.bodies import ChatBody, TokenizeBody, refuse_formats
+from octavo.server.endpoint import Answer, Endpoint
+from octavo.server.failures import ServerError
+
+
+class Chats(Endpoint):
+    """Writes the model's next turn of a conversation."""
+
+    async def post(self, http: Request, body: ChatBody) -> Response:
+        """The answer. Raises `ServerError` and `OctavoError` for what is refused."""
+        self.gate.note_unknown(body)
+        self.gate.check_model(body.model)
+        refuse_formats(body.response_format)
+        if body.tool_choice not in (None, "none", "auto"):
+            raise ServerError(
+                400, "A tool call cannot be forced here: tool_choice may be none or auto.", param="tool_choice"
+            )
+        max_tokens = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
+        num_top = body.top_logprobs if body.logprobs else None
+        sampling = body.sampling(
+            self.settings, max_tokens=max_tokens, logprobs=(num_top or 0) if body.logprobs else None
+        )
+        prompt = self.render(body)
+        prepared = await self.engine.prepare([prompt], sampling, priority=body.priority or 0, add_special_tokens=False)
+        requests = self.salted(http, body, prepared)
+        return await self.answer(http, body, ChatAnswer(self.gate.names[0], requests, body))
+
+    def render(self, body: ChatBody | TokenizeBody) -> str:
+        """The prompt that the chat template makes of the messages and tools. Raises `RequestError` where it cannot."""
+        (messages,) = list_conversations(body.messages or [])
+        uses_tools = body.tools and getattr(body, "tool_choice", None) != "none"
+        return self.engine.get_tokenizer().apply_chat_template(
+            messages,
+            add_generation_prompt=body.add_generation_prompt is not False,
+            tools=body.tools if uses_tools else None,
+            chat_template=self.settings.chat_template,
+            **_variables(body.chat_template_kwargs),
+        )
+
+
+class ChatAnswer(Answer):
+    """Choices with a `message`, or with what is new of it, a `delta`."""
+
+    prefix, whole_object, piece_object = "chatcmpl", "chat.completion", "chat.completion.chunk"
+
+    def __init__(self, model: str, requests: list[PromptRequest], body: ChatBody) -> None:
+        super().__init__(model, requests)
+        self._body = body
+        self._begun: set[int] = set()
+
+    def choice(self, prompt_index: int, output: RequestOutput, completion: CompletionOutput) -> dict[str, Any]:
+        message = {"role": "assistant", "content": completion.text, "refusal": None}
+        return self._around(prompt_index, completion, message=message)
+
+    def pieces(self, prompt_index: int, piece: RequestOutput, completion: CompletionOutput) -> list[dict[str, Any]]:
+        number = self.number(prompt_index, completion)
+        choices = []
+        if number not in self._begun:
+            self._begun.add(number)
+            choices.append(_opening(number))
+        if completion.text or completion.finish_reason or (completion.token_ids and self._body.logprobs):
+            delta = {"content": completion.text} if completion.text else {}
+            choices.append(self._around(prompt_index, completion, delta=delta))
+        return choices
+
+    def _around(self, prompt_index: int, completion: CompletionOutput, **content: Any) -> dict[str, Any]:
+        has_logprobs = self._body.logprobs and completion.logprobs is not None
+        choice = {
+            "index": self.number(prompt_index, completion),
+            **content,
+            "logprobs": chat_logprobs(completion.logprobs or [], num_top=self._body.top_logprobs or 0)
+            if has_logprobs
+            else None,
+            "finish_reason": completion.finish_reason,
+            "stop_reason": completion.stop_reason,
+        }
+        if self._body.return_token_ids:
+            choice["token_ids"] = completion.token_ids
+        return choice
+
+
+def _opening(number: int) -> dict[str, Any]:
+    return {
+        "index": number,
+        "delta": {"role": "assistant", "content": ""},
+        "logprobs": None,
+        "finish_reason": None,
+    }
+
+
+def _variables(given: dict[str, Any] | None) -> dict[str, Any]:
+    """What a template may be given beside what the server gives it."""
+    reserved = {"messages", "tools", "add_generation_prompt", "chat_template"}
+    return {name: value for name, value in (given or {}).items() if name not in reserved}

@@ -1,0 +1,48 @@
+"""The engine's observer of a server: what it sees goes into the metrics and the line of every ten seconds."""
+
+from __future__ import annotations
+
+from octavo.engine.input_processor import PromptRequest
+from octavo.engine.outputs import RequestOutput
+from octavo.errors import OctavoError
+from octavo.messages import CoreReady, EngineCoreOutputs
+from octavo.observe.metrics import EngineMetrics, ThroughputMeter
+
+
+class MetricsObserver:
+    """Owns: nothing; hands on what it is told."""
+
+    def __init__(self, metrics: EngineMetrics, meter: ThroughputMeter) -> None:
+        self._metrics = metrics
+        self._meter = meter
+
+    def engine_ready(self, ready: CoreReady) -> None:
+        """A core has started."""
+        self._metrics.core_started(ready.plan)
+
+    def request_arrived(self, request: PromptRequest, now: float) -> None:
+        """Each of its sequences has."""
+        for sequence in request.sequences():
+            self._metrics.sequence_arrived(sequence.request_id, len(request.prompt_token_ids), now)
+
+    def step_ended(self, outputs: EngineCoreOutputs, now: float) -> None:
+        """News of one step."""
+        self._metrics.step_ended(outputs, now)
+        self._meter.step_ended(outputs)
+
+    def request_finished(self, output: RequestOutput, now: float) -> None:
+        """Some sequences may have ended by a stop string, of which the core does not know."""
+        for completion in output.outputs:
+            if completion.finish_reason is not None:
+                self._metrics.request_succeeded(completion.finish_reason)
+        self._forget(output.request_id, len(output.outputs))
+
+    def request_failed(self, request: PromptRequest, error: OctavoError | None, now: float) -> None:
+        """It ended with an error, or its reader went away."""
+        (self._metrics.given_up if error is None else self._metrics.failures).inc()
+        self._forget(request.request_id, request.sampling.n)
+
+    def _forget(self, request_id: str, num_sequences: int) -> None:
+        self._metrics.sequence_gone(request_id)
+        for index in range(num_sequences if num_sequences > 1 else 0):
+            self._metrics.sequence_gone(f"{request_id}.{index}")

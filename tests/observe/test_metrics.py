@@ -1,0 +1,109 @@
+"""Numbers that the metrics show for a known course of events."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+
+from octavo.messages import EngineCoreOutput, EngineCoreOutputs, SchedulerStats
+from octavo.observe.metrics import EngineMetrics, ThroughputMeter
+from octavo.request import FinishReason
+from tests.engine.fake_plan import FAKE_PLAN
+
+STATS = SchedulerStats(
+    num_running=2,
+    num_waiting=1,
+    num_blocks=100,
+    num_free_blocks=60,
+    num_cached_blocks=9,
+    num_used_blocks=30,
+    num_preemptions=0,
+    prefix_query_tokens=100,
+    prefix_hit_tokens=25,
+)
+
+
+def _step(outputs: list[EngineCoreOutput], **more: Any) -> EngineCoreOutputs:
+    return EngineCoreOutputs(outputs=outputs, stats=more.pop("stats", STATS), **more)
+
+
+def _token(name: str, reason: FinishReason | None = None, cached: int = 0) -> EngineCoreOutput:
+    return EngineCoreOutput(request_id=name, new_token_ids=[5], finish_reason=reason, num_cached_tokens=cached)
+
+
+@pytest.fixture
+def metrics() -> EngineMetrics:
+    metrics = EngineMetrics("m")
+    metrics.core_started(FAKE_PLAN)
+    return metrics
+
+
+def _value(metrics: EngineMetrics, name: str, **labels: str) -> float:
+    value = metrics.registry.get_sample_value(name, {"model_name": "m", **labels})
+    assert value is not None, name
+    return value
+
+
+def test_the_times_of_a_request(metrics: EngineMetrics) -> None:
+    metrics.sequence_arrived("a", 10, now=100.0)
+    metrics.step_ended(_step([], admitted=["a"], step_s=0.5, num_prompt_tokens=6), now=102.5)
+    metrics.step_ended(_step([_token("a", cached=4)], num_prompt_tokens=4), now=103.0)
+    metrics.step_ended(_step([_token("a")]), now=103.25)
+    metrics.step_ended(_step([_token("a", FinishReason.LENGTH)]), now=104.0)
+    for name, value in (
+        ("vllm:request_queue_time_seconds_sum", 2.0),
+        ("vllm:request_prefill_time_seconds_sum", 1.0),
+        ("vllm:time_to_first_token_seconds_sum", 3.0),
+        ("vllm:request_decode_time_seconds_sum", 1.0),
+        ("vllm:inter_token_latency_seconds_sum", 1.0),
+        ("vllm:inter_token_latency_seconds_count", 2.0),
+        ("vllm:request_time_per_output_token_seconds_sum", 0.5),
+        ("vllm:e2e_request_latency_seconds_sum", 4.0),
+        ("vllm:request_prompt_tokens_sum", 10.0),
+        ("vllm:request_generation_tokens_sum", 3.0),
+        ("vllm:prompt_tokens_total", 10.0),
+        ("vllm:prompt_tokens_cached_total", 4.0),
+        ("vllm:generation_tokens_total", 3.0),
+        ("vllm:iteration_tokens_total_count", 4.0),
+    ):
+        assert _value(metrics, name) == value, name
+
+
+def test_where_the_cache_stands(metrics: EngineMetrics) -> None:
+    capacity = FAKE_PLAN.figures.capacity_tokens
+    metrics.sequence_arrived("a", 10, now=0.0)
+    metrics.sequence_arrived("waits", 50, now=0.0)
+    metrics.step_ended(_step([_token("a")], admitted=["a"]), now=1.0)
+    assert _value(metrics, "vllm:kv_cache_usage_perc") == pytest.approx(30 / 99)
+    assert _value(metrics, "octavo:kv_cache_tokens") == 11
+    assert _value(metrics, "octavo:kv_cache_token_occupancy") == pytest.approx(11 / capacity)
+    assert _value(metrics, "octavo:kv_cache_free_tokens") == pytest.approx(capacity * 69 / 99)
+    assert _value(metrics, "vllm:num_requests_running") == 2
+    assert _value(metrics, "vllm:num_requests_waiting") == 1
+    metrics.sequence_gone("a")
+    metrics.step_ended(_step([]), now=2.0)
+    assert _value(metrics, "octavo:kv_cache_tokens") == 0
+
+
+def test_counters_go_on_where_a_new_core_counts_from_nothing(metrics: EngineMetrics) -> None:
+    metrics.step_ended(_step([], stats=msgspec.structs.replace(STATS, num_preemptions=3)), now=1.0)
+    metrics.step_ended(_step([], stats=msgspec.structs.replace(STATS, num_preemptions=5)), now=2.0)
+    assert _value(metrics, "octavo:preemptions_by_cause_total", cause="no_free_block") == 5
+    metrics.core_started(FAKE_PLAN)
+    metrics.step_ended(_step([], stats=msgspec.structs.replace(STATS, num_preemptions=1)), now=3.0)
+    assert _value(metrics, "vllm:num_preemptions_total") == 6
+    assert _value(metrics, "vllm:prefix_cache_hits_total") == 50
+    assert _value(metrics, "octavo:engine_core_starts_total") == 2
+
+
+def test_the_line_of_every_ten_seconds() -> None:
+    meter = ThroughputMeter("CPU")
+    assert meter.line(meter._since + 10) is None
+    meter.step_ended(_step([_token("a"), _token("b")], num_prompt_tokens=50))
+    assert meter.line(meter._since + 10) == (
+        "Avg prompt throughput: 5.0 tokens/s, Avg generation throughput: 0.2 tokens/s, Running: 2 reqs, "
+        "Waiting: 1 reqs, CPU KV cache usage: 30.3%, Prefix cache hit rate: 25.0%"
+    )
+    assert meter.line(meter._since + 10) is None

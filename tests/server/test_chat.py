@@ -1,0 +1,113 @@
+"""POST /v1/chat/completions, through HTTP and OpenAI's own client: the answer is the prompt backwards."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from typing import Any
+
+import openai
+import pytest
+
+from tests.server.running import RunningServer
+from tests.server.test_completions import events
+
+MESSAGES: list[Any] = [{"role": "user", "content": "hi"}]
+PROMPT = "<user>hi<assistant>"
+CHAT = "/v1/chat/completions"
+
+
+def test_a_turn_is_answered(server: RunningServer) -> None:
+    document = server.post(CHAT, messages=MESSAGES, max_tokens=99).json()
+    assert document["object"] == "chat.completion"
+    (choice,) = document["choices"]
+    assert choice["message"] == {"role": "assistant", "content": PROMPT[::-1], "refusal": None}
+    assert choice["finish_reason"] == "stop"
+    assert document["usage"]["prompt_tokens"] == len(PROMPT)
+
+
+def test_a_stream_begins_with_the_role_and_ends_with_the_reason(server: RunningServer) -> None:
+    answer = server.post(CHAT, messages=MESSAGES, stream=True, stream_options={"include_usage": True})
+    first, *rest, usage = events(answer.text)
+    assert first["object"] == "chat.completion.chunk"
+    assert first["choices"][0]["delta"] == {"role": "assistant", "content": ""}
+    assert "".join(piece["choices"][0]["delta"].get("content", "") for piece in rest) == PROMPT[::-1]
+    assert [piece["choices"][0]["finish_reason"] for piece in rest] == [None] * (len(rest) - 1) + ["stop"]
+    assert usage["choices"] == []
+    assert usage["usage"]["prompt_tokens"] == len(PROMPT)
+
+
+def test_the_template_gets_tools_and_variables(server: RunningServer) -> None:
+    tools = [{"type": "function", "function": {"name": "look", "parameters": {}}}]
+    body: dict[str, Any] = {"messages": MESSAGES, "tools": tools, "chat_template_kwargs": {"mood": "dry", "tools": 3}}
+    content = server.post(CHAT, **body).json()["choices"][0]["message"]["content"]
+    assert content[::-1] == f"<tool>look<mood>dry{PROMPT}"
+    content = server.post(CHAT, **body, tool_choice="none").json()["choices"][0]["message"]["content"]
+    assert content[::-1] == f"<mood>dry{PROMPT}"
+
+
+@pytest.mark.parametrize(
+    ("body", "param"),
+    [
+        ({"messages": []}, "messages"),
+        ({"messages": [{"content": "x"}]}, None),
+        ({"messages": [{"role": "user"}]}, None),
+        ({"messages": MESSAGES, "tool_choice": "required"}, "tool_choice"),
+        ({"messages": MESSAGES, "response_format": {"type": "json_schema"}}, "response_format"),
+        ({"messages": MESSAGES, "max_completion_tokens": 0}, "max_tokens"),
+        ({"messages": MESSAGES, "logprobs": True, "top_logprobs": 21}, "logprobs"),
+    ],
+)
+def test_what_is_refused(server: RunningServer, body: Any, param: str | None) -> None:
+    answer = server.post(CHAT, **body)
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, param)
+
+
+@pytest.fixture(scope="module")
+def client(server: RunningServer) -> Iterator[openai.OpenAI]:
+    with openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0) as client:
+        yield client
+
+
+def test_openais_client_chats(client: openai.OpenAI) -> None:
+    answer = client.chat.completions.create(
+        model="fake", messages=MESSAGES, n=2, logprobs=True, top_logprobs=2, max_completion_tokens=3, stop=["x"]
+    )
+    assert [choice.message.content for choice in answer.choices] == [PROMPT[::-1][:3]] * 2
+    logprobs = answer.choices[0].logprobs
+    assert logprobs is not None
+    assert logprobs.content is not None
+    assert (logprobs.content[0].token, logprobs.content[0].bytes) == (">", [62])
+    assert [top.token for top in logprobs.content[0].top_logprobs] == ["A", ">"]
+    assert answer.usage is not None
+    assert answer.usage.prompt_tokens_details is not None
+    assert answer.usage.prompt_tokens_details.cached_tokens == 3
+
+
+def test_openais_client_streams_side_by_side(server: RunningServer) -> None:
+    async def one(client: openai.AsyncOpenAI, text: str) -> str:
+        messages: list[Any] = [{"role": "user", "content": text}]
+        stream = await client.chat.completions.create(model="fake", messages=messages, stream=True)
+        return "".join([chunk.choices[0].delta.content or "" async for chunk in stream])
+
+    async def main() -> None:
+        async with openai.AsyncOpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0) as client:
+            texts = [f"number {index}" for index in range(40)]
+            answers = await asyncio.gather(*(one(client, text) for text in texts))
+            assert answers == [f"<user>{text}<assistant>"[::-1] for text in texts]
+
+    asyncio.run(main())
+
+
+def test_openais_client_completes_and_lists(client: openai.OpenAI) -> None:
+    answer = client.completions.create(model="fake", prompt="abc", echo=True, logprobs=1, max_tokens=1)
+    assert answer.choices[0].text == "abcc"
+    assert [model.id for model in client.models.list()] == ["fake", "other"]
+    assert client.models.retrieve("other").id == "other"
+
+
+def test_openais_client_knows_our_errors(client: openai.OpenAI) -> None:
+    with pytest.raises(openai.BadRequestError, match="top_p is"):
+        client.completions.create(model="fake", prompt="a", top_p=7)
+    with pytest.raises(openai.NotFoundError):
+        client.completions.create(model="gpt-9", prompt="a")
