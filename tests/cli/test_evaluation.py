@@ -61,7 +61,7 @@ def test_the_length_is_what_fits_where_none_is_asked_for(monkeypatch: pytest.Mon
         (["-", "--window", "9999999999"], TEXT, "The window is 9999999999 tokens. It must be from 2 to 255"),
         (["-", "--window", "300"], TEXT, "The window is 300 tokens. It must be from 2 to 255"),
         (["-", "--window", "90", "--max-model-len", "50"], TEXT, "The window is 90 tokens. It must be from 2 to 49"),
-        (["-", "--window", "20", "--stride", "20"], TEXT, "The stride is 20 tokens. It must be from 1 to 19"),
+        (["-", "--window", "20", "--stride", "21"], TEXT, "The stride is 21 tokens. It must be from 1 to 20"),
         (["-", "--model", "/nowhere"], TEXT, "There is no file or folder '/nowhere'."),
     ],
 )

@@ -23,7 +23,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def _generate(monkeypatch: pytest.MonkeyPatch, model: Path | str, *arguments: str) -> Said:
-    common = ["generate", "--model", str(model), "--dtype", "float32", "--json", "--max-tokens", "2"]
+    common = ["generate", "--model", str(model), "--dtype", "float32", "--max-tokens", "2"]
     return run_octavo(monkeypatch, [*common, *arguments])
 
 
