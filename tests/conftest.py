@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 
 import pytest
@@ -14,6 +15,10 @@ settings.register_profile(
 )
 settings.load_profile("quick")
 
+
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    # A shell that starts a run in the background lets it ignore Ctrl-C, and so would every process that a test starts.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 LONG_TIMEOUT_S = 3600
 """Of a test under the profile `long`, which has twenty times the examples, unless the test says otherwise."""

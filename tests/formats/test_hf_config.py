@@ -4,6 +4,7 @@ import dataclasses
 import json
 import logging
 import random
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -262,12 +263,19 @@ def octavo_says(model: ModelConfig) -> list[tuple[Any, ...]]:
     return layers
 
 
+@pytest.fixture
+def silent() -> Iterator[None]:
+    """Config classes warn of fields that make no sense together."""
+    logging.disable(logging.ERROR)
+    yield
+    logging.disable(logging.NOTSET)
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_every_causal_model_type_agrees_with_its_config_class() -> None:
+def test_every_causal_model_type_agrees_with_its_config_class(silent: None) -> None:
     """Random fields of every class: the same layers, or a refusal that names a field. Nothing else."""
     auto = pytest.importorskip("transformers.models.auto.configuration_auto")
-    logging.disable(logging.ERROR)
     generator = random.Random(20)
     agreed: dict[str, int] = {}
     for model_type, facts in config_table().items():
