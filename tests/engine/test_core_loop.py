@@ -35,6 +35,8 @@ from tests.engine.fake_core import FakeCore
 from tests.engine.fake_core_process import FAKE_MODEL
 from tests.engine.fake_plan import FAKE_PLAN
 
+pytestmark = pytest.mark.usefixtures("no_collector")
+
 
 class Front:
     """The other end of the socket."""
