@@ -24,11 +24,12 @@ class ErrorReport(msgspec.Struct, frozen=True, kw_only=True):
     numbers: dict[str, Any] = {}
 
 
-def report_of(error: BaseException, *, doing: str) -> ErrorReport:
+def report_of(error: BaseException, *, doing: str, remedy: str = "") -> ErrorReport:
     """`error` as plain values. One that Octavo did not raise on purpose is reported as an `ExecutorError`, whose
-    message begins with `doing`, e.g. `Rank 1 failed in warm_up`."""
+    message begins with `doing`, e.g. `Rank 1 failed in warm_up`, and ends with `remedy`."""
     if not isinstance(error, OctavoError):
-        return ErrorReport(kind=ExecutorError.__name__, fact=f"{doing}: {type(error).__name__}: {error}")
+        fact = f"{doing}: {type(error).__name__}: {error}"
+        return ErrorReport(kind=ExecutorError.__name__, fact=f"{fact}." if remedy else fact, remedy=remedy)
     return ErrorReport(
         kind=type(error).__name__,
         fact=error.fact,

@@ -7,11 +7,10 @@ are msgspec structs of plain values: they serialise to msgpack as they are.
 
 from __future__ import annotations
 
-from typing import Any
-
 import msgspec
 
 from octavo.config import EngineConfig, ModelConfig
+from octavo.error_report import ErrorReport
 from octavo.kv.planner import KVCachePlan
 from octavo.request import FinishReason, Request, SamplingParams
 
@@ -182,17 +181,6 @@ class StageReport(msgspec.Struct, frozen=True, kw_only=True):
     """The rank that did it; None for the engine core itself."""
     facts: dict[str, str | int] = {}
     """What was chosen or found, by name, for programs, e.g. `{"num_threads": 2}`."""
-
-
-class ErrorReport(msgspec.Struct, frozen=True, kw_only=True):
-    """An error on its way to another process; see `octavo/engine/error_report.py`."""
-
-    kind: str
-    """The class, by the name it has in `octavo.errors`."""
-    fact: str
-    remedy: str = ""
-    parameter: str | None = None
-    numbers: dict[str, Any] = {}
 
 
 class StartCore(msgspec.Struct, frozen=True, kw_only=True, tag="start"):

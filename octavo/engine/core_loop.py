@@ -22,7 +22,7 @@ import msgspec
 import zmq
 
 from octavo.config import EngineConfig, ModelConfig
-from octavo.engine.error_report import report_of
+from octavo.error_report import ErrorReport, report_of
 from octavo.errors import OctavoError
 from octavo.kv.planner import KVCachePlan
 from octavo.messages import (
@@ -102,14 +102,14 @@ class CoreLoop:
         except Exception as error:
             if not isinstance(error, OctavoError):
                 logger.exception("The engine core could not start.")
-            self._send(CoreFailed(error=report_of(error)))
+            self._send(CoreFailed(error=_report(error)))
             return 1
         try:
             self._send(CoreReady(plan=core.plan, model_config=core.model_config, max_model_len=core.max_model_len))
             self._serve(core)
         except Exception as error:
             logger.exception("The engine core is broken.")
-            self._send(CoreFailed(error=report_of(error)))
+            self._send(CoreFailed(error=_report(error)))
             return 1
         finally:
             core.shutdown()
@@ -150,10 +150,15 @@ class CoreLoop:
         try:
             core.add_request(request)
         except OctavoError as error:
-            self._send(RequestRefused(request_id=request.request_id, error=report_of(error)))
+            self._send(RequestRefused(request_id=request.request_id, error=_report(error)))
 
     def _receive(self) -> ToCore:
         return self._decoder.decode(self._socket.recv())
 
     def _send(self, message: FromCore) -> None:
         self._socket.send(self._encoder.encode(message))
+
+
+def _report(error: BaseException) -> ErrorReport:
+    """What a front end is told of an error of this core."""
+    return report_of(error, doing="The engine core failed", remedy="Its log has the whole trace.")

@@ -24,7 +24,7 @@ import zmq
 import zmq.asyncio
 
 from octavo.config import EngineConfig, child_environment
-from octavo.engine.error_report import error_from
+from octavo.error_report import error_from
 from octavo.errors import EngineDeadError, OctavoError
 from octavo.messages import (
     AbortRequests,

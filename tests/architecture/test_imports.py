@@ -17,7 +17,7 @@ ALLOWED: dict[str, set[str]] = {
     "parameters": {"errors"},
     "request": {"parameters", "config", "errors"},
     "kv": {"errors", "config"},
-    "messages": {"kv", "request", "config"},
+    "messages": {"error_report", "kv", "request", "config"},
     "compiling": {"config", "errors"},
     "importing": set(),
     "formats": {"compiling", "kv", "config", "errors"},
@@ -29,7 +29,7 @@ ALLOWED: dict[str, set[str]] = {
     "worker": {"models", "attention", "compiling", "kv", "messages", "config", "errors"},
     "executor": {"worker", "error_report", "kv", "messages", "config", "errors"},
     "engine": {
-        "executor", "worker", "models", "attention", "sched", "cache", "formats", "compiling",
+        "error_report", "executor", "worker", "models", "attention", "sched", "cache", "formats", "compiling",
         "messages", "kv", "request", "config", "errors",
     },
     "evaluate": {"engine", "request", "errors"},
