@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import importlib.util
 import sys
 import xml.etree.ElementTree as ET
 from pathlib import Path
@@ -50,7 +49,6 @@ def test_the_ending_says_how_it_is_written(tmp_path: Path) -> None:
         write_picture(asked, tmp_path / "a.jpg", "")
 
 
-@pytest.mark.skipif(importlib.util.find_spec("resvg_py") is None, reason="drawn as PNG with the extra `plot` only")
 def test_a_png_is_a_png(tmp_path: Path) -> None:
     try:
         write_picture(planned("gpt-oss-20b", GIB, max_model_len=8192), tmp_path / "a.png", "")
