@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import gc
 import os
 import signal
 import sys
-from collections.abc import Iterator
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -24,19 +22,6 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 
 LONG_TIMEOUT_S = 3600
 """Of a test under the profile `long`, which has twenty times the examples, unless the test says otherwise."""
-
-
-@pytest.fixture(scope="module")
-def no_collector() -> Iterator[None]:
-    """Garbage is collected before a module whose tests hold zmq sockets in this process, and not while they do.
-
-    Once, libzmq found one of its descriptors closed while the collector ran: some object of an earlier test may have
-    closed a number that was not its own any more. It ended the process, and with it the run.
-    """
-    gc.collect()
-    gc.disable()
-    yield
-    gc.enable()
 
 
 @pytest.hookimpl(tryfirst=True)  # before xdist reads the groups

@@ -20,8 +20,6 @@ from octavo.errors import CacheTooSmallError, ConfigError, EngineDeadError, Mode
 from tests.engine.byte_tokenizer import ByteTokenizer
 from tests.engine.fake_process import install_fake_process
 
-pytestmark = pytest.mark.usefixtures("no_collector")
-
 LONG = SamplingParams(max_tokens=900, temperature=0)
 
 

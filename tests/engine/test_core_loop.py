@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -35,17 +36,17 @@ from tests.engine.fake_core import FakeCore
 from tests.engine.fake_core_process import FAKE_MODEL
 from tests.engine.fake_plan import FAKE_PLAN
 
-pytestmark = pytest.mark.usefixtures("no_collector")
-
 
 class Front:
     """The other end of the socket."""
 
     def __init__(self, context: zmq.Context[Any], make_core: Any) -> None:
-        self.socket = context.socket(zmq.PAIR)
+        self.socket, inner = context.socket(zmq.PAIR), context.socket(zmq.PAIR)
+        for end in (self.socket, inner):  # as both ends have it: what is not read waits, and nobody waits for a reader
+            end.setsockopt(zmq.SNDHWM, 0)
+            end.setsockopt(zmq.RCVHWM, 0)
         self.socket.setsockopt(zmq.RCVTIMEO, 5000)
         self.socket.bind("inproc://core")
-        inner = context.socket(zmq.PAIR)
         inner.connect("inproc://core")
         self.codes: list[int] = []
 
@@ -69,7 +70,8 @@ class Front:
         return heard
 
     def ended(self) -> int:
-        self.thread.join(5)
+        self.thread.join(30)
+        assert not self.thread.is_alive(), "sockets must not be closed while another thread is in them"
         self.socket.close()
         return self.codes[0]
 
@@ -159,6 +161,14 @@ def test_prefixes_are_reset_on_request_while_others_run(front: Front) -> None:
     front.hear_until(EngineCoreOutputs)
     front.tell(ResetPrefixCache(number=5))
     assert front.hear_until(PrefixCacheReset)[-1] == PrefixCacheReset(number=5, is_done=False)
+
+
+def test_a_front_that_reads_nothing_is_heard_all_the_same(front: Front, core: FakeCore) -> None:
+    front.tell(AddRequests(requests=[_request("a", max_tokens=1_000_000)]))
+    deadline = time.monotonic() + 30
+    while core.num_steps < 3000 and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert core.num_steps >= 3000  # more than sockets hold by default; the fixture then tells it to stop
 
 
 def test_an_idle_core_takes_no_step(front: Front, core: FakeCore) -> None:

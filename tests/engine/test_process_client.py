@@ -23,8 +23,6 @@ from octavo.messages import EngineCoreOutputs, EngineCoreRequest, StageReport
 from octavo.request import SamplingParams
 from tests.engine.fake_plan import FAKE_PLAN
 
-pytestmark = pytest.mark.usefixtures("no_collector")
-
 MODULE = "tests.engine.fake_core_process"
 
 

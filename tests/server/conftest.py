@@ -22,8 +22,3 @@ def server() -> Iterator[RunningServer]:
 def fake_process(monkeypatch: pytest.MonkeyPatch) -> None:
     """For tests that start servers of their own."""
     install_fake_process(monkeypatch)
-
-
-@pytest.fixture(autouse=True, scope="module")
-def _no_collector(no_collector: None) -> None:
-    """Many of these tests hold a core's socket."""
