@@ -39,6 +39,12 @@ def read_flags(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--warm-up", type=int, default=1, help="pairs before those, to warm the disk and fill caches")
     parser.add_argument("--kv-memory", type=parse_bytes, default=2**30, help="bytes of the KV cache, such as 1GiB")
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
+    parser.add_argument(
+        "--peer-dtype",
+        choices=("bfloat16", "float32"),
+        default="bfloat16",
+        help="what the peer computes in: without bfloat16 instructions some are faster in float32, or know no other",
+    )
     parser.add_argument("--octavo-arg", action="append", default=[], help="one more argument for octavo bench offline")
     parser.add_argument("--json", action="store_true", help="one JSON object on stdout, nothing else")
     given = parser.parse_args(arguments)
@@ -56,7 +62,9 @@ def weights_folder(model: str) -> Path:
 
 def compare(given: argparse.Namespace, workload: Path, weights: Path) -> dict[str, Any]:
     """All runs of one workload. Raises `SideError` when a side fails."""
-    setup = Setup(workload.resolve(), weights.resolve(), given.precision, given.kv_memory, given.threads)
+    setup = Setup(
+        workload.resolve(), weights.resolve(), given.precision, given.kv_memory, given.threads, given.peer_dtype
+    )
     ours: list[Outcome] = []
     theirs: list[Outcome] = []
     floors: list[float] = []

@@ -27,6 +27,8 @@ class Setup(NamedTuple):
     """`bf16` or `packed`."""
     kv_bytes: int
     num_threads: int
+    peer_dtype: str = "bfloat16"
+    """What the peer computes in, where it lets one choose."""
 
 
 class Outcome(NamedTuple):
@@ -81,6 +83,7 @@ def run_peer(peer: str, python: Path, setup: Setup) -> Outcome:
     command = [str(python), "-m", module, "--workload", str(setup.workload)]
     command += ["--weights", str(setup.weights / weights[setup.precision])]
     command += ["--kv-bytes", str(setup.kv_bytes), "--num-threads", str(setup.num_threads)]
+    command += ["--dtype", setup.peer_dtype]
     ended = run_process(command, peer_environment(peer, python, setup.num_threads), ROOT, TIMEOUT_S)
     return outcome_of_peer(_finished(peer, ended).out, ended.peak_rss_bytes)
 

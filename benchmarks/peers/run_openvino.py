@@ -17,7 +17,7 @@ MODEL = "openvino_model.xml"
 
 def converted(weights: Path) -> Path:
     """The model in OpenVINO's format, made the first time. Its weights are float16 in the file: every bfloat16 of
-    these models fits one but for values too small to matter; the CPU computes in bfloat16."""
+    these models fits one but for values too small to matter; they are computed with in the dtype asked for."""
     folder = weights.with_name("openvino")
     if not (folder / MODEL).is_file():
         command = [Path(sys.executable).with_name("optimum-cli"), "export", "openvino", "--model", weights]
@@ -39,10 +39,11 @@ def main() -> None:
     scheduler = openvino_genai.SchedulerConfig()
     for name, value in scheduling.items():
         setattr(scheduler, name, value)
+    precision = {"bfloat16": "bf16", "float32": "f32"}[asked.dtype]
     properties = {
-        "INFERENCE_PRECISION_HINT": "bf16",
+        "INFERENCE_PRECISION_HINT": precision,
         "INFERENCE_NUM_THREADS": asked.num_threads,
-        "KV_CACHE_PRECISION": "bf16",
+        "KV_CACHE_PRECISION": precision,
         "CACHE_DIR": str(folder / "cache"),
     }
     pipeline = openvino_genai.ContinuousBatchingPipeline(str(folder), scheduler, "CPU", properties)
@@ -61,7 +62,7 @@ def main() -> None:
     clock.report(
         "openvino",
         version=openvino_genai.__version__,
-        dtype="bfloat16",
+        dtype=asked.dtype,
         num_threads=asked.num_threads,
         flags={**scheduling, **properties},
     )

@@ -29,6 +29,8 @@ class Asked(NamedTuple):
     """A folder in Hugging Face's format, or a GGUF file."""
     kv_bytes: int
     num_threads: int
+    dtype: str
+    """What to compute in, as torch names it; a runner whose engine settles that by the weights passes over it."""
 
     @property
     def longest(self) -> int:
@@ -43,6 +45,7 @@ def read_arguments(arguments: Sequence[str] | None = None) -> Asked:
     parser.add_argument("--weights", type=Path, required=True)
     parser.add_argument("--kv-bytes", type=int, required=True)
     parser.add_argument("--num-threads", type=int, required=True)
+    parser.add_argument("--dtype", choices=("bfloat16", "float32"), default="bfloat16")
     given = parser.parse_args(arguments)
     requests = json.loads(given.workload.read_text("utf-8"))["requests"]
     return Asked(
@@ -51,6 +54,7 @@ def read_arguments(arguments: Sequence[str] | None = None) -> Asked:
         given.weights,
         given.kv_bytes,
         given.num_threads,
+        given.dtype,
     )
 
 

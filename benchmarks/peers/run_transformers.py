@@ -16,7 +16,8 @@ def main() -> None:
     asked = read_arguments()
     torch.set_num_threads(asked.num_threads)
     clock = RunClock(len(asked.prompts))
-    model = AutoModelForCausalLM.from_pretrained(asked.weights, dtype=torch.bfloat16, attn_implementation="sdpa").eval()
+    dtype = getattr(torch, asked.dtype)
+    model = AutoModelForCausalLM.from_pretrained(asked.weights, dtype=dtype, attn_implementation="sdpa").eval()
     options = {
         "page_size": PAGE_TOKENS,
         "num_blocks": sum(
@@ -49,7 +50,7 @@ def main() -> None:
     clock.report(
         "transformers",
         version=transformers.__version__,
-        dtype="bfloat16",
+        dtype=asked.dtype,
         num_threads=torch.get_num_threads(),
         flags={**options, "attn_implementation": "sdpa"},
     )

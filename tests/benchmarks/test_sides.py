@@ -78,6 +78,11 @@ def test_a_peers_runner_is_told_which_weights_it_reads(monkeypatch: pytest.Monke
     for peer, precision in (("llamacpp", "packed"), ("llamacpp", "bf16"), ("vllm", "bf16")):
         with pytest.raises(SideError):
             run_peer(peer, Path("/python"), SETUP._replace(precision=precision))
+    assert commands[-1][commands[-1].index("--dtype") + 1] == "bfloat16"
+    with pytest.raises(SideError):
+        run_peer("openvino", Path("/python"), SETUP._replace(peer_dtype="float32"))
+    command = commands.pop()
+    assert command[command.index("--dtype") + 1] == "float32"
     weights = [command[command.index("--weights") + 1] for command in commands]
     assert weights == ["/weights/packed.gguf", "/weights/bf16.gguf", "/weights/hf"]
 
