@@ -234,8 +234,8 @@ class ParallelConfig(msgspec.Struct, frozen=True, kw_only=True):
 
     tensor_parallel_size: int = 1
     pipeline_parallel_size: int = 1
-    executor: str = "inproc"
-    """A name in the executor registry."""
+    executor: str = "auto"
+    """A name in the executor registry; `auto` is this process for one rank, and a process for each of several."""
     device: str = "auto"
     """`cpu`, `cuda`, or `auto`: cuda where there is one."""
 

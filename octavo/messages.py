@@ -153,6 +153,20 @@ class EngineCoreOutputs(msgspec.Struct, frozen=True, kw_only=True, tag="outputs"
     """Seconds that the step took, where the core is a process of its own."""
 
 
+class Rendezvous(msgspec.Struct, frozen=True, kw_only=True):
+    """Where ranks find each other. One rank needs none: then all of this is left as it is."""
+
+    path: str = ""
+    """A file of all ranks' machine, in a folder that nobody else can enter; it need not exist yet."""
+    host: str = ""
+    """Or else the address at which global rank 0 listens, which the other ranks' machines must reach."""
+    port: int = 0
+    num_local_ranks: int = 1
+    """Ranks of this rank's machine, among which its cores and its memory are divided."""
+    timeout_s: float = 120.0
+    """How long to wait for ranks that have not come."""
+
+
 class MemoryReport(msgspec.Struct, frozen=True, kw_only=True):
     """What one rank's cache takes, as its live tensors tell."""
 

@@ -24,7 +24,7 @@ from octavo.kv.specs import (
     MLASpec,
     SlidingWindowSpec,
 )
-from octavo.messages import MemoryReport, ModelRunnerOutput, SchedulerOutput, StageReport
+from octavo.messages import MemoryReport, ModelRunnerOutput, Rendezvous, SchedulerOutput, StageReport
 from octavo.request import FinishReason, SamplingParams
 from octavo.worker.rank import Rank
 
@@ -113,7 +113,7 @@ class NullRank(Rank):
         self.sequences: dict[str, _Sequence] = {}
         self.calls: list[str] = []
 
-    def init_worker(self) -> None:
+    def init_worker(self, rendezvous: Rendezvous) -> None:
         self.calls.append("init_worker")
 
     def init_device(self) -> None:
@@ -294,7 +294,8 @@ class NullExecutor(Executor):
 
     def start(self) -> None:
         self.is_running = True
-        for method in ("init_worker", "init_device", "load_model"):
+        self.collective_rpc("init_worker", (Rendezvous(),))
+        for method in ("init_device", "load_model"):
             self.collective_rpc(method)
 
     def collective_rpc(self, method: str, args: Sequence[Any] = (), *, timeout_s: float | None = None) -> list[Any]:

@@ -71,7 +71,7 @@ def start(
             llm_class = importlib.import_module("octavo.engine.llm").LLM
             if preparing.done():
                 preparing.result()  # What was refused is told at once.
-            importlib.import_module("octavo.executor.registry").find_executor(config.parallel.executor)
+            importlib.import_module("octavo.executor.registry").chosen_executor(config.parallel)
             stages.note("import_libraries", seconds_since_start() - before, "what else models need")
             collect_from_now()
             before = seconds_since_start()

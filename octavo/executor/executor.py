@@ -2,7 +2,7 @@
 
 Start-up, in this order:
 
-    executor.start()                          workers made: init_worker -> init_device -> load_model
+    executor.start()                          workers made: init_worker(where they meet) -> init_device -> load_model
     executor.get_kv_cache_specs()             one {layer name: spec} per rank
     executor.determine_available_memory()     bytes per rank
     executor.initialize_from_config(configs)  the whole list goes to every rank; each picks configs[global_rank]

@@ -8,7 +8,7 @@ from typing import Any
 from octavo.config import EngineConfig
 from octavo.errors import ConfigError, ExecutorError, OctavoError
 from octavo.executor.executor import Executor
-from octavo.messages import ModelRunnerOutput, SchedulerOutput
+from octavo.messages import ModelRunnerOutput, Rendezvous, SchedulerOutput
 from octavo.worker.wrapper import WorkerWrapper
 
 
@@ -26,7 +26,7 @@ class InprocExecutor(Executor):
                 f"{parallel.world_size} ranks (--tensor-parallel-size {parallel.tensor_parallel_size} x "
                 f"--pipeline-parallel-size {parallel.pipeline_parallel_size}) are not offered by the executor "
                 f"'inproc', which runs one.",
-                remedy="Set both to 1.",
+                remedy="Leave the executor out, or name mp: a process for each.",
                 world_size=parallel.world_size,
             )
         self._config = config
@@ -38,7 +38,8 @@ class InprocExecutor(Executor):
             raise ExecutorError("The executor was started twice.", remedy="Call shutdown first.")
         self._workers = [WorkerWrapper(self._config, global_rank=0, local_rank=0)]
         try:
-            for method in ("init_worker", "init_device", "load_model"):
+            self.collective_rpc("init_worker", (Rendezvous(),))
+            for method in ("init_device", "load_model"):
                 self.collective_rpc(method)
         except BaseException:
             self.shutdown()

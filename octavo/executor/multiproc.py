@@ -7,6 +7,8 @@ import select
 import time
 import weakref
 from collections.abc import Iterable, Sequence
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from octavo.config import EngineConfig
@@ -16,7 +18,7 @@ from octavo.executor.executor import Executor
 from octavo.executor.frames import framed
 from octavo.executor.rank_calls import decode_answer, encode_call, is_error
 from octavo.executor.rank_link import RankLink
-from octavo.messages import ModelRunnerOutput, SchedulerOutput
+from octavo.messages import ModelRunnerOutput, Rendezvous, SchedulerOutput
 
 WORKER_RANK = "octavo.worker.wrapper:WorkerWrapper"
 """What runs in a rank's process."""
@@ -35,7 +37,7 @@ class MultiprocExecutor(Executor):
     The first rank that fails, dies or falls silent ends all of them: what one rank has not done, the others cannot
     make up for. So after an `ExecutorError` of that kind nothing is left running.
 
-    Owns: the processes. Never: computes, or imports torch.
+    Owns: the processes, and while they start a folder where they find each other. Never: computes, or imports torch.
 
     Parameters:
         rank_class: `module:Class` of a `Rank`, made in the process with (config, global_rank=, local_rank=).
@@ -58,15 +60,19 @@ class MultiprocExecutor(Executor):
         if self._links:
             raise ExecutorError("The executor was started twice.", remedy="Call shutdown first.")
         links = self._links
+        world_size = self._config.parallel.world_size
         self._end = weakref.finalize(self, _end_all, links, 0.0)
         try:
-            for rank in range(self._config.parallel.world_size):
+            for rank in range(world_size):
                 link = RankLink(self._config, global_rank=rank, local_rank=rank, rank_class=self._rank_class)
                 links.append(link)
                 self._poll.register(link.calls, select.POLLIN)
                 self._rank_of[link.calls.fileno()] = rank
-            for method in ("init_worker", "init_device", "load_model"):
-                self.collective_rpc(method)
+            with TemporaryDirectory(prefix="octavo-") as folder:  # which nobody else can enter
+                meeting = Rendezvous(path=str(Path(folder, "ranks")), num_local_ranks=world_size)
+                self.collective_rpc("init_worker", (meeting,))
+                self.collective_rpc("init_device")
+            self.collective_rpc("load_model")
         except BaseException:
             self.shutdown()
             raise

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 
-from octavo.config import EngineConfig
+from octavo.config import EngineConfig, ParallelConfig
 from octavo.errors import ConfigError
 from octavo.executor.executor import Executor
 
@@ -27,7 +27,7 @@ def find_executor(name: str) -> type[Executor]:
     if not class_name:
         raise ConfigError(
             f"--executor is {name!r}.",
-            remedy="It must be one of " + ", ".join(EXECUTORS) + ", or the module:Class of another executor.",
+            remedy="It must be auto, one of " + ", ".join(EXECUTORS) + ", or the module:Class of another executor.",
         )
     try:
         executor_class = getattr(importlib.import_module(module_name), class_name)
@@ -40,7 +40,16 @@ def find_executor(name: str) -> type[Executor]:
     return executor_class
 
 
+def chosen_executor(parallel: ParallelConfig) -> type[Executor]:
+    """The executor class that `parallel.executor` names; `auto` is `inproc` for one rank and `mp` for several.
+
+    Raises `ConfigError` as `find_executor`.
+    """
+    if parallel.executor != "auto":
+        return find_executor(parallel.executor)
+    return find_executor("inproc" if parallel.world_size == 1 else "mp")
+
+
 def create_executor(config: EngineConfig) -> Executor:
-    """The executor that `config.parallel.executor` names. Raises `ConfigError` as `find_executor`, and when the class
-    refuses the config."""
-    return find_executor(config.parallel.executor)(config)  # type: ignore[call-arg]
+    """The executor of `config`. Raises `ConfigError` as `chosen_executor`, and when the class refuses the config."""
+    return chosen_executor(config.parallel)(config)  # type: ignore[call-arg]

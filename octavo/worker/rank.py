@@ -9,19 +9,19 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 
 from octavo.kv.specs import KVCacheConfig, LayerSpec
-from octavo.messages import MemoryReport, ModelRunnerOutput, SchedulerOutput, StageReport
+from octavo.messages import MemoryReport, ModelRunnerOutput, Rendezvous, SchedulerOutput, StageReport
 
 
 class Rank(ABC):
     """The surface of one rank, in the order of its life."""
 
     @abstractmethod
-    def init_worker(self) -> None:
-        """Make the worker; it takes nothing yet."""
+    def init_worker(self, rendezvous: Rendezvous) -> None:
+        """Make the worker; it takes nothing yet. `rendezvous` is where it will find the other ranks."""
 
     @abstractmethod
     def init_device(self) -> None:
-        """Choose the device, by local rank."""
+        """Choose the device, by local rank, and meet the other ranks."""
 
     @abstractmethod
     def load_model(self) -> None:

@@ -17,7 +17,7 @@ from octavo.attention.registry import get_backend
 from octavo.config import EngineConfig, ParallelConfig, format_bytes, read_environment
 from octavo.errors import ConfigError, InvariantError
 from octavo.kv.specs import KVCacheConfig, LayerSpec
-from octavo.messages import MemoryReport, ModelRunnerOutput, SchedulerOutput, StageReport
+from octavo.messages import MemoryReport, ModelRunnerOutput, Rendezvous, SchedulerOutput, StageReport
 from octavo.models.hf_adapter import LoadedModel
 from octavo.models.load_clock import watch_parts
 from octavo.models.opening import open_model
@@ -26,9 +26,12 @@ from octavo.worker.device import check_cache_dtype, choose_device, choose_dtype,
 from octavo.worker.memory_budget import cpu_budget, cuda_budget
 from octavo.worker.memory_report import report_memory
 from octavo.worker.model_runner import ModelRunner
+from octavo.worker.rank_group import RankGroup, join_ranks
 from octavo.worker.trial_steps import run_largest, run_warm_up, trial_config
 
 T = TypeVar("T")
+
+_ALONE = Rendezvous()
 
 
 class Worker:
@@ -38,7 +41,9 @@ class Worker:
     Never: plans, schedules, or knows of other ranks' configs.
     """
 
-    def __init__(self, config: EngineConfig, *, global_rank: int, local_rank: int) -> None:
+    def __init__(
+        self, config: EngineConfig, *, global_rank: int, local_rank: int, rendezvous: Rendezvous = _ALONE
+    ) -> None:
         self.global_rank = global_rank
         self.local_rank = local_rank
         self.reports: list[StageReport] = []
@@ -46,6 +51,8 @@ class Worker:
         self.num_blocks = 0
         """Blocks of the cache, null block included; 0 until `initialize_from_config`."""
         self._config = config
+        self._rendezvous = rendezvous
+        self._ranks: RankGroup | None = None
         self._environment = read_environment()
         self._num_threads = 1
         self._device = torch.device("cpu")
@@ -55,9 +62,9 @@ class Worker:
         self._runner: ModelRunner | None = None
 
     def init_device(self) -> None:
-        """Choose device (by local rank), dtype and number of threads.
+        """Choose device (by local rank), dtype and number of threads, and meet the other ranks.
 
-        Raises `ConfigError` when there is none such, and for more than one rank.
+        Raises `ConfigError` when there is none such, and as `rank_group.join_ranks`.
         """
 
         def choose() -> None:
@@ -65,8 +72,11 @@ class Worker:
             check_cache_dtype(self._config.cache.kv_cache_dtype)
             self._device = choose_device(self._config.parallel.device, self.local_rank)
             self._dtype = choose_dtype(self._config.model.dtype, self._device)
-            self._num_threads = choose_num_threads(self._environment.num_threads, self._config.parallel.world_size)
+            self._num_threads = choose_num_threads(self._environment.num_threads, self._rendezvous.num_local_ranks)
             torch.set_num_threads(self._num_threads)
+            self._ranks = join_ranks(
+                self._config.parallel, self._rendezvous, global_rank=self.global_rank, device=self._device
+            )
 
         self._stage(
             "init_device",
@@ -131,7 +141,7 @@ class Worker:
         def measure() -> tuple[int, str]:
             cache = self._config.cache
             if self._device.type == "cpu":
-                return cpu_budget(cache, self._config.parallel.world_size)
+                return cpu_budget(cache, self._rendezvous.num_local_ranks)
             return cuda_budget(cache, self._device, self._profile())
 
         return self._stage("determine_available_memory", measure, lambda found: found[1])[0]
@@ -170,6 +180,8 @@ class Worker:
                 layer.kv_cache, layer.group = None, None
         self._runner, self._model = None, None
         self._tensors = []
+        if self._ranks is not None:
+            self._ranks.close()
 
     def _make_runner(self, config: KVCacheConfig) -> tuple[ModelRunner, list[torch.Tensor]]:
         model = self._loaded()

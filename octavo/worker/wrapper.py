@@ -8,7 +8,7 @@ from __future__ import annotations
 from octavo.config import EngineConfig
 from octavo.errors import ExecutorError, InvariantError
 from octavo.kv.specs import KVCacheConfig, LayerSpec
-from octavo.messages import MemoryReport, ModelRunnerOutput, SchedulerOutput, StageReport
+from octavo.messages import MemoryReport, ModelRunnerOutput, Rendezvous, SchedulerOutput, StageReport
 from octavo.worker.rank import Rank
 from octavo.worker.worker import Worker
 
@@ -33,9 +33,11 @@ class WorkerWrapper(Rank):
         self._config = config
         self._worker: Worker | None = None
 
-    def init_worker(self) -> None:
+    def init_worker(self, rendezvous: Rendezvous) -> None:
         """Make the worker; it takes nothing yet."""
-        self._worker = Worker(self._config, global_rank=self.global_rank, local_rank=self.local_rank)
+        self._worker = Worker(
+            self._config, global_rank=self.global_rank, local_rank=self.local_rank, rendezvous=rendezvous
+        )
 
     def init_device(self) -> None:
         self._made().init_device()

@@ -8,6 +8,7 @@ from octavo.config import EngineConfig, ModelSource, ParallelConfig
 from octavo.errors import ConfigError, ModelFileError
 from octavo.executor import inproc
 from octavo.executor.inproc import InprocExecutor
+from octavo.messages import Rendezvous
 
 
 def config(**parallel: int) -> EngineConfig:
@@ -46,7 +47,7 @@ def test_a_failed_start_frees_what_was_made(monkeypatch: pytest.MonkeyPatch) -> 
         def __init__(self, config: EngineConfig, *, global_rank: int, local_rank: int) -> None:
             pass
 
-        def init_worker(self) -> None:
+        def init_worker(self, rendezvous: Rendezvous) -> None:
             calls.append("init_worker")
 
         def init_device(self) -> None:

@@ -33,7 +33,7 @@ def test_a_call_and_its_answer() -> None:
 def test_a_living_process_has_a_pulse_and_a_stopped_one_has_none() -> None:
     link = made()
     try:
-        link.send(framed(encode_call("init_worker", ())))
+        link.send(framed(encode_call("init_device", ())))
         link.receive()
         assert link.seconds_without_pulse() == 0  # it asks
         assert _within(5, lambda: link.seconds_without_pulse() == 0)
@@ -58,7 +58,7 @@ def _within(seconds: float, holds: Callable[[], bool]) -> bool:
 )
 def test_how_it_died(end: int, says: str) -> None:
     link = made()
-    link.send(framed(encode_call("init_worker", ())))
+    link.send(framed(encode_call("init_device", ())))
     link.receive()
     os.kill(link.pid, end)
     with pytest.raises(ExecutorError, match=rf"Rank 0 \(process {link.pid}\) {says}") as caught:

@@ -32,17 +32,17 @@ def conversation(kind: type, methods: list[str]) -> tuple[list[object], int]:
 
 
 def test_calls_are_answered_until_shutdown_is_one() -> None:
-    assert conversation(Null, ["init_worker", "determine_available_memory", "shutdown"]) == ([None, 1 << 20, None], 0)
+    assert conversation(Null, ["init_device", "determine_available_memory", "shutdown"]) == ([None, 1 << 20, None], 0)
 
 
 def test_a_connection_that_closes_ends_it() -> None:
-    assert conversation(Null, ["init_worker"]) == ([None], ORPHANED)
+    assert conversation(Null, ["init_device"]) == ([None], ORPHANED)
 
 
 def test_a_rank_that_cannot_be_made_answers_so() -> None:
-    [answer], _ = conversation(Unmakeable, ["init_worker"])
+    [answer], _ = conversation(Unmakeable, ["init_device"])
     assert isinstance(answer, ErrorReport)
-    assert answer.fact == "Rank 0 failed in init_worker: RuntimeError: no rank today"
+    assert answer.fact == "Rank 0 failed in init_device: RuntimeError: no rank today"
 
 
 def test_arguments_that_do_not_fit_are_an_answer_not_an_end() -> None:

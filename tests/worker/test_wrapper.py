@@ -7,6 +7,7 @@ import pytest
 from octavo.config import EngineConfig, ModelSource, ParallelConfig
 from octavo.errors import ExecutorError, InvariantError
 from octavo.kv.specs import KVCacheConfig
+from octavo.messages import Rendezvous
 from octavo.worker import wrapper
 from octavo.worker.wrapper import WorkerWrapper
 
@@ -18,7 +19,7 @@ CONFIGS = [
 class FakeWorker:
     """Records what it was told."""
 
-    def __init__(self, config: EngineConfig, *, global_rank: int, local_rank: int) -> None:
+    def __init__(self, config: EngineConfig, *, global_rank: int, local_rank: int, rendezvous: Rendezvous) -> None:
         self.ranks = (global_rank, local_rank)
         self.calls: list[object] = []
         self.reports = ["a report"]
@@ -41,7 +42,7 @@ def engine_config(world_size: int) -> EngineConfig:
 
 def started(global_rank: int, local_rank: int = 0, world_size: int = 4) -> WorkerWrapper:
     rank = WorkerWrapper(engine_config(world_size), global_rank=global_rank, local_rank=local_rank)
-    rank.init_worker()
+    rank.init_worker(Rendezvous())
     return rank
 
 
@@ -67,7 +68,7 @@ def test_a_rank_answers_only_between_init_worker_and_shutdown() -> None:
     rank.shutdown()
     with pytest.raises(ExecutorError, match=r"Rank 0 has no worker\. Call init_worker first"):
         rank.load_model()
-    rank.init_worker()
+    rank.init_worker(Rendezvous())
     worker = rank._worker
     assert rank.stage_reports() == ["a report"]
     rank.shutdown()
