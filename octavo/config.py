@@ -234,6 +234,10 @@ class ParallelConfig(msgspec.Struct, frozen=True, kw_only=True):
 
     tensor_parallel_size: int = 1
     pipeline_parallel_size: int = 1
+    data_parallel_size: int = 1
+    """Engine cores, each with ranks and a cache of its own, behind one front."""
+    data_parallel_rank: int = 0
+    """The number of this one among them."""
     executor: str = "auto"
     """A name in the executor registry; `auto` is this process for one rank, and a process for each of several."""
     device: str = "auto"
@@ -242,6 +246,11 @@ class ParallelConfig(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def world_size(self) -> int:
         return self.tensor_parallel_size * self.pipeline_parallel_size
+
+    @property
+    def num_local_ranks(self) -> int:
+        """Ranks that share a machine, where all are on one."""
+        return self.world_size * self.data_parallel_size
 
 
 class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
@@ -325,6 +334,7 @@ def resolve_engine_config(config: EngineConfig) -> EngineConfig:
     for flag, ranks in (
         ("--tensor-parallel-size", parallel.tensor_parallel_size),
         ("--pipeline-parallel-size", parallel.pipeline_parallel_size),
+        ("--data-parallel-size", parallel.data_parallel_size),
     ):
         _check(1 <= ranks <= MAX_RANKS, flag, ranks, f"from 1 to {MAX_RANKS}")
     return config

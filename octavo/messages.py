@@ -7,6 +7,8 @@ are msgspec structs of plain values: they serialise to msgpack as they are.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import msgspec
 
 from octavo.config import EngineConfig, ModelConfig
@@ -137,6 +139,12 @@ class SchedulerStats(msgspec.Struct, frozen=True, kw_only=True):
     prefix_query_tokens: int
     prefix_hit_tokens: int
 
+    @classmethod
+    def total(cls, stats: Iterable[SchedulerStats]) -> SchedulerStats:
+        """The sums over several engines."""
+        numbers = [msgspec.structs.astuple(each) for each in stats]
+        return cls(**dict(zip(cls.__struct_fields__, map(sum, zip(*numbers, strict=True)), strict=True)))
+
 
 class EngineCoreOutputs(msgspec.Struct, frozen=True, kw_only=True, tag="outputs"):
     """News of all requests after one step."""
@@ -151,6 +159,8 @@ class EngineCoreOutputs(msgspec.Struct, frozen=True, kw_only=True, tag="outputs"
     """Requests that this step took out of the line, those that come back after a preemption included."""
     step_s: float = 0.0
     """Seconds that the step took, where the core is a process of its own."""
+    engine: int = 0
+    """Number of the core among data-parallel ones."""
 
 
 class Rendezvous(msgspec.Struct, frozen=True, kw_only=True):
@@ -241,6 +251,8 @@ class CoreReady(msgspec.Struct, frozen=True, kw_only=True, tag="ready"):
     plan: KVCachePlan
     model_config: ModelConfig
     max_model_len: int
+    engine: int = 0
+    """Number of the core among data-parallel ones."""
 
 
 class CoreFailed(msgspec.Struct, frozen=True, kw_only=True, tag="failed"):

@@ -71,6 +71,7 @@ def perplexity(
     load_format: flags.LoadFormat = "auto",
     device: flags.Device = "auto",
     tensor_parallel_size: flags.TensorParallelSize = 1,
+    data_parallel_size: flags.DataParallelSize = 1,
     kv_memory: flags.KVMemory = None,
     memory_utilization: flags.MemoryUtilization = None,
     block_size: flags.BlockSize = None,

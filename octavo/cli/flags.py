@@ -98,6 +98,15 @@ Device = Annotated[str, typer.Option(help="auto, cpu or cuda.", rich_help_panel=
 TensorParallelSize = Annotated[
     int, typer.Option("--tensor-parallel-size", "-tp", help="Ranks that share each layer.", rich_help_panel=_MODEL)
 ]
+DataParallelSize = Annotated[
+    int,
+    typer.Option(
+        "--data-parallel-size",
+        "-dp",
+        help="Engine cores, each with ranks and a cache of its own; requests go where their prefix is cached.",
+        rich_help_panel=_MODEL,
+    ),
+]
 
 KVMemory = Annotated[
     int | None,

@@ -5,13 +5,13 @@ from __future__ import annotations
 import asyncio
 import enum
 import logging
-import time
 from collections.abc import AsyncIterator, Sequence
 from types import TracebackType
 from typing import Any, Self, Unpack
 
 import msgspec
 
+from octavo.engine.data_parallel_client import make_core_client
 from octavo.engine.engine_args import EngineOptions, engine_config_from
 from octavo.engine.input_processor import InputProcessor, Prompt, PromptRequest
 from octavo.engine.intake import check_requests
@@ -20,7 +20,7 @@ from octavo.engine.observer import EngineObserver, NoObserver
 from octavo.engine.outputs import CompletionOutput, RequestOutput
 from octavo.engine.post_office import PostOffice
 from octavo.engine.preparation import OnStage, prepare
-from octavo.engine.process_client import ProcessClient
+from octavo.engine.restarts import Restarts
 from octavo.engine.tokenizer import Tokenizer
 from octavo.errors import EngineDeadError, OctavoError, RequestError
 from octavo.kv.planner import KVCachePlan
@@ -29,9 +29,6 @@ from octavo.request import SamplingParams
 
 LONG_TEXT = 4096
 """Characters from which on a prompt is tokenised in a thread: the event loop has others to serve."""
-
-HEALTHY_S = 60.0
-"""A core that has run for so long is no longer counted among the failed attempts to restart."""
 
 logger = logging.getLogger(__name__)
 
@@ -78,10 +75,10 @@ class AsyncLLM:
         self._on_stage = on_stage or _silent
         self._observer: EngineObserver = observer or NoObserver()
         self._max_restarts = max_restarts
-        self._num_restarts = 0
-        self._started_at = 0.0
+        self._restarts = Restarts("engine core", max_restarts)
         self._restarting: asyncio.Task[None] | None = None
-        self._stats: SchedulerStats | None = None
+        self._stats: dict[int, SchedulerStats] = {}
+        """By number of the core."""
         self._lost: EngineDeadError | None = None
         """How a core ended that was ready before all of the start was."""
         self.state = EngineState.NEW
@@ -172,8 +169,8 @@ class AsyncLLM:
 
     @property
     def max_num_seqs(self) -> int:
-        """Sequences that may run at once."""
-        return self._config.scheduler.max_num_seqs
+        """Sequences that may run at once, over all cores."""
+        return self._config.scheduler.max_num_seqs * self._config.parallel.data_parallel_size
 
     @property
     def num_unfinished(self) -> int:
@@ -182,7 +179,7 @@ class AsyncLLM:
 
     @property
     def core_pid(self) -> int:
-        """Process id of the engine core."""
+        """Process id of the engine core, the first one where there are several."""
         return self._client.pid
 
     def get_tokenizer(self) -> Tokenizer:
@@ -190,8 +187,8 @@ class AsyncLLM:
         return self._tokenizer
 
     def stats(self) -> SchedulerStats | None:
-        """Where the core stood after its last step; None before the first."""
-        return self._stats
+        """Where the core stood after its last step, or the sum over several; None before the first."""
+        return SchedulerStats.total(self._stats.values()) if self._stats else None
 
     def check_health(self) -> None:
         """Raises `EngineDeadError` unless requests can be served."""
@@ -199,7 +196,8 @@ class AsyncLLM:
             raise EngineDeadError("The engine is starting.", remedy="Send the request again in some seconds.")
         if self.state is EngineState.DEAD:
             raise EngineDeadError(
-                f"The engine core has died {self._num_restarts + 1} times in a row.", remedy="Start the server again."
+                f"The engine core has died {self._restarts.in_a_row + 1} times in a row.",
+                remedy="Start the server again.",
             )
         if self.state is EngineState.STOPPED:
             raise EngineDeadError("This engine was shut down.", remedy="Start another one.")
@@ -334,25 +332,29 @@ class AsyncLLM:
     # -- the core -------------------------------------------------------------------------------------------------
 
     async def _start_core(self) -> CoreReady:
-        self._client = ProcessClient(self._config, self)
+        self._client = make_core_client(self._config, self, max_restarts=self._max_restarts)
         return await self._client.start(self._on_stage)
 
     def _take_over(self, ready: CoreReady) -> None:
         """A core is ready: what comes now is for it."""
         self._ready = ready
-        self._started_at = time.monotonic()
+        self._restarts.note_start()
         self._inputs = InputProcessor(
             self._tokenizer,
             max_model_len=self.max_model_len,
             max_position=ready.model_config.max_position,
             vocab_size=self.vocab_size,
         )
-        self._observer.engine_ready(ready)
         self.state = EngineState.RUNNING
+
+    def take_ready(self, ready: CoreReady) -> None:
+        """A core has started, one of several or the only one."""
+        self._stats.pop(ready.engine, None)
+        self._observer.engine_ready(ready)
 
     def take_outputs(self, outputs: EngineCoreOutputs) -> None:
         """News of one step, from the core."""
-        self._stats = outputs.stats
+        self._stats[outputs.engine] = outputs.stats
         self._abort(self._post.deliver(outputs))
 
     def take_refusal(self, request_id: str, error: OctavoError) -> None:
@@ -367,23 +369,15 @@ class AsyncLLM:
         logger.error("%s", error)
         self.state = EngineState.RESTARTING
         self._post.fail_all(error)
-        if time.monotonic() - self._started_at >= HEALTHY_S:
-            self._num_restarts = 0
+        self._restarts.note_death()
         self._restarting = asyncio.get_running_loop().create_task(self._restart(), name="core-restart")
 
     async def _restart(self) -> None:
-        while self._num_restarts < self._max_restarts:
-            self._num_restarts += 1
-            logger.warning("Starting the engine core again (%d of %d).", self._num_restarts, self._max_restarts)
-            try:
-                self._take_over(await self._start_core())
-            except OctavoError as error:
-                logger.error("The engine core could not be started again: %s", error)
-                await asyncio.sleep(min(30.0, 2.0 ** (self._num_restarts - 1)))
-                continue
-            return
-        self.state = EngineState.DEAD
-        logger.critical("The engine core has died too often: it stays down.")
+        ready = await self._restarts.attempt(self._start_core)
+        if ready is None:
+            self.state = EngineState.DEAD
+        else:
+            self._take_over(ready)
 
 
 def _num_characters(prompts: Prompt | Sequence[Prompt]) -> int:

@@ -53,6 +53,7 @@ class EngineOptions(TypedDict, total=False):
     max_chunk_tokens: int | None
     tensor_parallel_size: int
     pipeline_parallel_size: int
+    data_parallel_size: int
     distributed_executor_backend: str | None
     device: str
     enforce_eager: bool
@@ -95,6 +96,7 @@ _FIELDS: dict[str, tuple[str, str, Callable[[Any], Any]]] = {
     "max_chunk_tokens": ("scheduler", "max_chunk_tokens", _same),
     "tensor_parallel_size": ("parallel", "tensor_parallel_size", _same),
     "pipeline_parallel_size": ("parallel", "pipeline_parallel_size", _same),
+    "data_parallel_size": ("parallel", "data_parallel_size", _same),
     "distributed_executor_backend": ("parallel", "executor", _same),
     "device": ("parallel", "device", _same),
 }
@@ -154,6 +156,7 @@ _NUMBERS = {
     "max_chunk_tokens": int,
     "tensor_parallel_size": int,
     "pipeline_parallel_size": int,
+    "data_parallel_size": int,
     "memory_utilization": float,
 }
 

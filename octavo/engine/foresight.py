@@ -24,7 +24,7 @@ def refuse_too_little_memory(config: EngineConfig, model_config: ModelConfig, op
     dtype, wanted = choose_dtype(config.model.dtype, device), config.cache.kv_cache_dtype
     budget = config.cache.kv_memory_bytes
     if device.type == "cpu":
-        budget = cpu_budget(config.cache, config.parallel.world_size)[0]
+        budget = cpu_budget(config.cache, config.parallel.num_local_ranks)[0]
     if budget is None or config.parallel.pipeline_parallel_size > 1:
         return
     specs, shared = kv_cache_specs(

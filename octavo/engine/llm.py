@@ -13,10 +13,10 @@ from rich.console import Console
 from rich.progress import Progress
 
 from octavo.engine.beam_search import BeamRun
+from octavo.engine.client_registry import start_client
 from octavo.engine.conversation import Message
 from octavo.engine.engine_args import EngineOptions, engine_config_from
 from octavo.engine.figures import Figures
-from octavo.engine.inproc_client import InprocClient
 from octavo.engine.input_processor import InputProcessor, Prompt
 from octavo.engine.output_processor import OutputProcessor, describe_beams
 from octavo.engine.outputs import BeamSearchOutput, RequestOutput
@@ -34,8 +34,8 @@ from octavo.worker.device import choose_device
 class LLM:
     """A loaded model with its KV cache, ready to generate.
 
-    Owns: the engine core (in this process), the tokenizer. Never: runs between calls, or two calls at once: calls from
-    several threads run one after the other.
+    Owns: the engine core (in this process, unless there are several), the tokenizer. Never: runs between calls, or two
+    calls at once: calls from several threads run one after the other.
 
     Parameters:
         model: `demo`, `demo-smollm2`, a folder, a `.gguf` file, or a hub id.
@@ -68,7 +68,7 @@ class LLM:
                 reading = pool.submit(read_tokenizer, config, find_files(config, report), report)
             else:
                 reading = pool.submit(lambda: prepared.tokenizer)
-            self._client = InprocClient(config, on_stage=report)
+            self._client = start_client(config, report)
             try:
                 self._tokenizer: Tokenizer = reading.result()
             except BaseException:

@@ -62,6 +62,9 @@ logger = logging.getLogger(__name__)
 class CoreListener(Protocol):
     """Who hears what the core says, in the event loop of the client."""
 
+    def take_ready(self, ready: CoreReady) -> None:
+        """A core has started: it has no requests, and what is counted is counted from 0."""
+
     def take_outputs(self, outputs: EngineCoreOutputs) -> None:
         """News of one step."""
 
@@ -92,6 +95,8 @@ class ProcessClient:
         self._failure: OctavoError | None = None
         """The core's own account of why it ended."""
         self._is_stopping = False
+        self.has_started = False
+        """Whether there is, or was, a process."""
         self._on_stage: Callable[[StageReport], None] | None = None
 
     @property
@@ -122,6 +127,7 @@ class ProcessClient:
             stdout=2,  # results of this process go to its own standard output, and nothing else does
             env=child_environment(),
         )
+        self.has_started = True
         threading.Thread(target=self._watch, args=(loop,), name="core-watch", daemon=True).start()
         self._listening = asyncio.create_task(self._listen(), name="core-news")
         self._burying = asyncio.create_task(self._bury(), name="core-end")
@@ -192,6 +198,7 @@ class ProcessClient:
             case CoreReady():
                 if not self._ready.done():
                     self._ready.set_result(message)
+                    self._listener.take_ready(message)
             case CoreFailed(error=report):
                 self._failure = error_from(report)
             case PrefixCacheReset(number=number, is_done=is_done):

@@ -20,47 +20,41 @@ _STEP_TOKENS = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16_384)
 class RequestTimes:
     """One request's way so far. Times are `time.perf_counter`; owns nothing else."""
 
-    __slots__ = ("admitted", "arrived", "first_token", "last_token", "num_prompt_tokens", "num_tokens")
+    __slots__ = ("admitted", "arrived", "engine", "first_token", "last_token", "num_prompt_tokens", "num_tokens")
 
     def __init__(self, arrived: float, num_prompt_tokens: int) -> None:
         self.arrived = arrived
         self.num_prompt_tokens = num_prompt_tokens
+        self.engine = -1
+        """The core that took it out of its line."""
         self.admitted: float | None = None
         self.first_token: float | None = None
         self.last_token: float | None = None
         self.num_tokens = 0
 
 
-class EngineMetrics:
-    """Owns: the registry and the times of every unfinished sequence. Never: steers anything.
+class _CoreSeries:
+    """What is counted and shown of each engine core: series with the labels `model_name` and `engine`.
 
-    Every series has the label `model_name`.
+    Owns: the metrics, and where each core stood after its last step.
     """
 
-    content_type = CONTENT_TYPE_LATEST
-
-    def __init__(self, model_name: str) -> None:
-        self.registry = CollectorRegistry()
+    def __init__(self, registry: CollectorRegistry, model_name: str) -> None:
+        self._registry = registry
         self._model_name = model_name
-        self._sequences: dict[str, RequestTimes] = {}
-        self._last: SchedulerStats | None = None
-        self._num_usable_blocks = 0
-        self._capacity_tokens = 0
+        self._stats: dict[int, SchedulerStats] = {}
+        self._sizes: dict[int, tuple[int, int]] = {}
+        """Usable blocks and tokens that a core's cache holds."""
+        self._told: dict[int, tuple[str, ...]] = {}
+        """Labels of what was told of each core's cache."""
         self._make_counters()
         self._make_gauges()
-        self._make_histograms()
 
-    # -- what there is --------------------------------------------------------------------------------------------
+    def _counter(self, name: str, text: str, *labels: str) -> Counter:
+        return Counter(name, text, ["model_name", "engine", *labels], registry=self._registry)
 
-    def _counter(self, name: str, text: str) -> Counter:
-        return Counter(name, text, ["model_name"], registry=self.registry).labels(self._model_name)
-
-    def _gauge(self, name: str, text: str) -> Gauge:
-        return Gauge(name, text, ["model_name"], registry=self.registry).labels(self._model_name)
-
-    def _histogram(self, name: str, text: str, buckets: Iterable[float]) -> Histogram:
-        histogram = Histogram(name, text, ["model_name"], registry=self.registry, buckets=tuple(buckets))
-        return histogram.labels(self._model_name)
+    def _gauge(self, name: str, text: str, *labels: str) -> Gauge:
+        return Gauge(name, text, ["model_name", "engine", *labels], registry=self._registry)
 
     def _make_counters(self) -> None:
         self.prompt_tokens = self._counter("vllm:prompt_tokens", "Prompt tokens computed.")
@@ -69,18 +63,9 @@ class EngineMetrics:
         self.preemptions = self._counter("vllm:num_preemptions", "Preemptions.")
         self.queries = self._counter("vllm:prefix_cache_queries", "Tokens looked for in the prefix cache.")
         self.hits = self._counter("vllm:prefix_cache_hits", "Tokens found there.")
-        self._success = Counter(
-            "vllm:request_success",
-            "Requests that ended well.",
-            ["model_name", "finished_reason"],
-            registry=self.registry,
-        )
-        self.failures = self._counter("octavo:request_failures", "Requests that ended with an error.")
-        self.given_up = self._counter("octavo:requests_given_up", "Requests whose reader went away.")
-        self.cores = self._counter("octavo:engine_core_starts", "Engine cores started, the first included.")
-        self._causes = Counter(
-            "octavo:preemptions_by_cause", "Preemptions.", ["model_name", "cause"], registry=self.registry
-        ).labels(self._model_name, "no_free_block")
+        self.starts = self._counter("octavo:engine_core_starts", "Engine cores started, the first included.")
+        self.causes = self._counter("octavo:preemptions_by_cause", "Preemptions.", "cause")
+        self._counts = (self.prompt_tokens, self.generation_tokens, self.cached_tokens, self.preemptions)
 
     def _make_gauges(self) -> None:
         self.running = self._gauge("vllm:num_requests_running", "Sequences that run.")
@@ -92,12 +77,103 @@ class EngineMetrics:
         self.tokens = self._gauge("octavo:kv_cache_tokens", "Tokens of the requests that run.")
         self.occupancy = self._gauge("octavo:kv_cache_token_occupancy", "The same as a share of the capacity.")
         self.free_tokens = self._gauge("octavo:kv_cache_free_tokens", "Tokens that the unused blocks hold.")
-        self._info = Gauge(
+        self._info = self._gauge(
             "vllm:cache_config_info",
             "What the KV cache is made of.",
-            ["model_name", "block_size", "num_gpu_blocks", "num_groups", "capacity_tokens", "max_model_len"],
+            *("block_size", "num_gpu_blocks", "num_groups", "capacity_tokens", "max_model_len"),
+        )
+
+    def add(self, counter: Counter, engine: int, amount: float) -> None:
+        """Count for one core."""
+        counter.labels(self._model_name, str(engine)).inc(amount)
+
+    def start(self, plan: KVCachePlan, engine: int) -> None:
+        """A core is ready; it has no requests, and counts from 0."""
+        figures, groups = plan.figures, plan.configs[0].groups
+        self._stats.pop(engine, None)
+        self._sizes[engine] = (figures.usable_blocks, figures.capacity_tokens)
+        if engine in self._told:
+            self._info.remove(*self._told[engine])
+        block_size = groups[0].spec.block_size if groups else 0
+        sizes = (block_size, figures.num_blocks, len(groups), figures.capacity_tokens, figures.max_model_len)
+        self._told[engine] = (self._model_name, str(engine), *map(str, sizes))
+        self._info.labels(*self._told[engine]).set(1)
+        self.add(self.starts, engine, 1)
+        for counter in self._counts:
+            self.add(counter, engine, 0)
+        for gauge in (self.running, self.waiting, self.usage, self.used_blocks, self.tokens, self.occupancy):
+            self._set(gauge, engine, 0)
+        self._set(self.free_blocks, engine, figures.usable_blocks)
+        self._set(self.free_tokens, engine, figures.capacity_tokens)
+
+    def show(self, stats: SchedulerStats, engine: int, num_held_tokens: int) -> None:
+        """Where a core stands after a step; `num_held_tokens` are those of the requests that run."""
+        before = self._stats.get(engine)
+        self._stats[engine] = stats
+        for counter, name in (
+            (self.preemptions, "num_preemptions"),
+            (self.queries, "prefix_query_tokens"),
+            (self.hits, "prefix_hit_tokens"),
+        ):
+            self.add(counter, engine, _growth(before, stats, name))
+        cause = self.causes.labels(self._model_name, str(engine), "no_free_block")
+        cause.inc(_growth(before, stats, "num_preemptions"))
+        num_usable, capacity = self._sizes.get(engine, (0, 0))
+        usage = stats.num_used_blocks / max(1, num_usable)
+        for gauge, value in (
+            (self.running, stats.num_running),
+            (self.waiting, stats.num_waiting),
+            (self.used_blocks, stats.num_used_blocks),
+            (self.cached_blocks, stats.num_cached_blocks),
+            (self.free_blocks, stats.num_free_blocks),
+            (self.usage, usage),
+            (self.free_tokens, capacity * (1 - usage)),
+            (self.tokens, num_held_tokens),
+            (self.occupancy, num_held_tokens / capacity if capacity else 0.0),
+        ):
+            self._set(gauge, engine, value)
+
+    def _set(self, gauge: Gauge, engine: int, value: float) -> None:
+        gauge.labels(self._model_name, str(engine)).set(value)
+
+
+def _growth(before: SchedulerStats | None, now: SchedulerStats, name: str) -> float:
+    """By how much a count has grown; a core that was started again counts from 0."""
+    return float(max(0, getattr(now, name) - (getattr(before, name) if before is not None else 0)))
+
+
+class EngineMetrics:
+    """Owns: the registry and the times of every unfinished sequence. Never: steers anything.
+
+    Every series has the label `model_name`, and what is of one engine core also `engine`, its number: sums over it are
+    the dashboard's to make. What is of requests (latencies, lengths, how they end) is not told apart by core.
+    """
+
+    content_type = CONTENT_TYPE_LATEST
+
+    def __init__(self, model_name: str) -> None:
+        self.registry = CollectorRegistry()
+        self._model_name = model_name
+        self._sequences: dict[str, RequestTimes] = {}
+        self._cores = _CoreSeries(self.registry, model_name)
+        self._success = Counter(
+            "vllm:request_success",
+            "Requests that ended well.",
+            ["model_name", "finished_reason"],
             registry=self.registry,
         )
+        self.failures = self._counter("octavo:request_failures", "Requests that ended with an error.")
+        self.given_up = self._counter("octavo:requests_given_up", "Requests whose reader went away.")
+        self._make_histograms()
+
+    # -- what there is --------------------------------------------------------------------------------------------
+
+    def _counter(self, name: str, text: str) -> Counter:
+        return Counter(name, text, ["model_name"], registry=self.registry).labels(self._model_name)
+
+    def _histogram(self, name: str, text: str, buckets: Iterable[float]) -> Histogram:
+        histogram = Histogram(name, text, ["model_name"], registry=self.registry, buckets=tuple(buckets))
+        return histogram.labels(self._model_name)
 
     def _make_histograms(self) -> None:
         make = self._histogram
@@ -114,29 +190,12 @@ class EngineMetrics:
 
     # -- what happens ---------------------------------------------------------------------------------------------
 
-    def core_started(self, plan: KVCachePlan) -> None:
-        """A core is ready; it has no requests, and counts from 0."""
-        figures, groups = plan.figures, plan.configs[0].groups
-        self._sequences.clear()
-        self._last = None
-        self._num_usable_blocks, self._capacity_tokens = figures.usable_blocks, figures.capacity_tokens
-        self._info.clear()
-        self._info.labels(
-            self._model_name,
-            groups[0].spec.block_size if groups else 0,
-            figures.num_blocks,
-            len(groups),
-            figures.capacity_tokens,
-            figures.max_model_len,
-        ).set(1)
-        self.cores.inc()
-        for gauge in (self.running, self.waiting, self.usage, self.used_blocks, self.tokens, self.occupancy):
-            gauge.set(0)
-        self.free_blocks.set(figures.usable_blocks)
-        self.free_tokens.set(figures.capacity_tokens)
+    def core_started(self, plan: KVCachePlan, engine: int = 0) -> None:
+        """Core number `engine` is ready; it has no requests, and counts from 0."""
+        self._cores.start(plan, engine)
 
     def sequence_arrived(self, sequence_id: str, num_prompt_tokens: int, now: float) -> None:
-        """A sequence was handed to the core."""
+        """A sequence was handed to a core."""
         self._sequences[sequence_id] = RequestTimes(now, num_prompt_tokens)
         self.prompt_lengths.observe(num_prompt_tokens)
 
@@ -149,12 +208,13 @@ class EngineMetrics:
         self._success.labels(self._model_name, str(reason)).inc()
 
     def step_ended(self, outputs: EngineCoreOutputs, now: float) -> None:
-        """News of one step."""
+        """News of one step of one core."""
         num_new = sum(len(output.new_token_ids) for output in outputs.outputs)
         began = now - outputs.step_s
         for sequence_id in outputs.admitted:
             times = self._sequences.get(sequence_id)
             if times is not None and times.admitted is None:
+                times.engine = outputs.engine
                 times.admitted = max(times.arrived, began)
                 self.queue.observe(times.admitted - times.arrived)
         for output in outputs.outputs:
@@ -162,22 +222,28 @@ class EngineMetrics:
             if times is None:
                 continue
             if output.new_token_ids:
-                self._note_tokens(times, len(output.new_token_ids), output.num_cached_tokens, now)
+                if times.first_token is None:
+                    self._cores.add(self._cores.cached_tokens, outputs.engine, max(0, output.num_cached_tokens))
+                self._note_tokens(times, len(output.new_token_ids), now)
             if output.finish_reason is not None:
                 self._finish(self._sequences.pop(output.request_id), now)
         if num_new or outputs.num_prompt_tokens:
             self.step_tokens.observe(num_new + outputs.num_prompt_tokens)
-            self.prompt_tokens.inc(outputs.num_prompt_tokens)
-            self.generation_tokens.inc(num_new)
-        self._show(outputs.stats)
+            self._cores.add(self._cores.prompt_tokens, outputs.engine, outputs.num_prompt_tokens)
+            self._cores.add(self._cores.generation_tokens, outputs.engine, num_new)
+        held = sum(
+            times.num_prompt_tokens + times.num_tokens
+            for times in self._sequences.values()
+            if times.engine == outputs.engine
+        )
+        self._cores.show(outputs.stats, outputs.engine, held)
 
-    def _note_tokens(self, times: RequestTimes, num_tokens: int, num_cached_tokens: int, now: float) -> None:
+    def _note_tokens(self, times: RequestTimes, num_tokens: int, now: float) -> None:
         times.num_tokens += num_tokens
         if times.first_token is None:
             times.first_token = now
             self.ttft.observe(now - times.arrived)
             self.prefill.observe(now - (times.admitted or times.arrived))
-            self.cached_tokens.inc(max(0, num_cached_tokens))
         elif times.last_token is not None:
             self.itl.observe((now - times.last_token) / num_tokens)
         times.last_token = now
@@ -189,31 +255,6 @@ class EngineMetrics:
             self.decode.observe(times.last_token - times.first_token)
             if times.num_tokens > 1:
                 self.tpot.observe((times.last_token - times.first_token) / (times.num_tokens - 1))
-
-    def _show(self, stats: SchedulerStats) -> None:
-        before, self._last = self._last, stats
-        for counter, name in (
-            (self.preemptions, "num_preemptions"),
-            (self._causes, "num_preemptions"),
-            (self.queries, "prefix_query_tokens"),
-            (self.hits, "prefix_hit_tokens"),
-        ):
-            counter.inc(max(0, getattr(stats, name) - (getattr(before, name) if before is not None else 0)))
-        self.running.set(stats.num_running)
-        self.waiting.set(stats.num_waiting)
-        self.used_blocks.set(stats.num_used_blocks)
-        self.cached_blocks.set(stats.num_cached_blocks)
-        self.free_blocks.set(stats.num_free_blocks)
-        usable = max(1, self._num_usable_blocks)
-        self.usage.set(stats.num_used_blocks / usable)
-        self.free_tokens.set(self._capacity_tokens * (1 - stats.num_used_blocks / usable))
-        held = sum(
-            times.num_prompt_tokens + times.num_tokens
-            for times in self._sequences.values()
-            if times.admitted is not None
-        )
-        self.tokens.set(held)
-        self.occupancy.set(held / self._capacity_tokens if self._capacity_tokens else 0.0)
 
     def exposition(self) -> bytes:
         """All metrics in Prometheus' text format."""
@@ -227,25 +268,25 @@ class ThroughputMeter:
         self._device = device
         self._num_prompt_tokens = self._num_new_tokens = 0
         self._since = time.perf_counter()
-        self._stats: SchedulerStats | None = None
+        self._stats: dict[int, SchedulerStats] = {}
         self._has_news = False
 
     def step_ended(self, outputs: EngineCoreOutputs) -> None:
         """Count one step."""
         self._num_prompt_tokens += outputs.num_prompt_tokens
         self._num_new_tokens += sum(len(output.new_token_ids) for output in outputs.outputs)
-        self._stats = outputs.stats
+        self._stats[outputs.engine] = outputs.stats
         self._has_news = True
 
     def line(self, now: float) -> str | None:
         """The line, and begin anew; None when nothing has happened since the last one."""
-        stats, seconds = self._stats, max(1e-9, now - self._since)
-        if stats is None or not self._has_news:
+        if not self._has_news:
             return None
+        stats, seconds = SchedulerStats.total(self._stats.values()), max(1e-9, now - self._since)
         prompt, new = self._num_prompt_tokens / seconds, self._num_new_tokens / seconds
         self._num_prompt_tokens = self._num_new_tokens = 0
         self._since, self._has_news = now, False
-        usage = stats.num_used_blocks / max(1, stats.num_blocks - 1)
+        usage = stats.num_used_blocks / max(1, stats.num_blocks - len(self._stats))
         hit_rate = stats.prefix_hit_tokens / stats.prefix_query_tokens if stats.prefix_query_tokens else 0.0
         return (
             f"Avg prompt throughput: {prompt:.1f} tokens/s, Avg generation throughput: {new:.1f} tokens/s, "

@@ -18,7 +18,7 @@ class MetricsObserver:
 
     def engine_ready(self, ready: CoreReady) -> None:
         """A core has started."""
-        self._metrics.core_started(ready.plan)
+        self._metrics.core_started(ready.plan, engine=ready.engine)
 
     def request_arrived(self, request: PromptRequest, now: float) -> None:
         """Each of its sequences has."""

@@ -52,6 +52,8 @@ class Worker:
         """Blocks of the cache, null block included; 0 until `initialize_from_config`."""
         self._config = config
         self._rendezvous = rendezvous
+        self._num_local_ranks = rendezvous.num_local_ranks * config.parallel.data_parallel_size
+        """That share this machine, those of other replicas included."""
         self._ranks: RankGroup | None = None
         self._environment = read_environment()
         self._num_threads = 1
@@ -70,9 +72,11 @@ class Worker:
         def choose() -> None:
             _refuse_several_ranks(self._config.parallel)
             check_cache_dtype(self._config.cache.kv_cache_dtype)
-            self._device = choose_device(self._config.parallel.device, self.local_rank)
+            parallel = self._config.parallel
+            number = parallel.data_parallel_rank * self._rendezvous.num_local_ranks + self.local_rank
+            self._device = choose_device(parallel.device, number)
             self._dtype = choose_dtype(self._config.model.dtype, self._device)
-            self._num_threads = choose_num_threads(self._environment.num_threads, self._rendezvous.num_local_ranks)
+            self._num_threads = choose_num_threads(self._environment.num_threads, self._num_local_ranks)
             torch.set_num_threads(self._num_threads)
             self._ranks = join_ranks(
                 self._config.parallel, self._rendezvous, global_rank=self.global_rank, device=self._device
@@ -141,7 +145,7 @@ class Worker:
         def measure() -> tuple[int, str]:
             cache = self._config.cache
             if self._device.type == "cpu":
-                return cpu_budget(cache, self._rendezvous.num_local_ranks)
+                return cpu_budget(cache, self._num_local_ranks)
             return cuda_budget(cache, self._device, self._profile())
 
         return self._stage("determine_available_memory", measure, lambda found: found[1])[0]

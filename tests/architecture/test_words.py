@@ -10,20 +10,20 @@ from collections.abc import Iterator
 from tools.imports import ROOT, sources
 
 _EVERYDAY_WORDS = """
-abort accumulator add aligned angle answer architecture argument array async attempt attention auto batch bind bound
-box bucket byte cache cached call chat check client codec computed config convolution core counts cross data dead
-decoder demo detokenizer device element encoder ended engine entry environment error facts failed fast few field
-fields figures file files finish fit float fold format frame full fused gated heads help hook incremental info input
-invariant job kernel keyword kind kinds kv layer library limit line linear link list listener lm loaded local log
-logprob logprobs lookup loop manager marks mask memory meta metadata meter metrics mixer model new no norm office open
-options output outputs override packed paged parallel parameters params part parts path piece place placement plain
-post prepared probe probed process processor question queue raw ready reason record recorder recurrence reference
-refused replaced report request reset retained rotary row rows rules run runnable runner running sampler sampling
-scheduler scratch screen search seen segment sentence sequence shape sink sliding small socket source special
-splitting stages start state static stats status stop strided strings table task team template text thread tile token
-tokenizer tokens too type unsupported update vector vocabulary weight weights work worker wrapper writer
-access body chats completion completions count detokenize endpoint event gate generation gone json server settings
-stream throughput times tokenize usage
+abort access accumulator add aligned angle answer architecture argument array async attempt attention auto batch bind
+body bound box bucket byte cache cached call chat chats check client codec completion completions computed config
+convolution core count counts cross data dead decoder demo detokenize detokenizer device element encoder ended
+endpoint engine entry environment error event facts failed fast few field fields figures file files finish fit float
+fold format frame full fused gate gated generation gone heads help hook incremental info input invariant job json
+kernel keyword kind kinds kv layer library limit line linear link list listener lm loaded local log logprob logprobs
+lookup loop manager marks mask memory meta metadata meter metrics mixer model new no norm office open options output
+outputs override packed paged parallel parameters params part parts path piece place placement plain post prepared
+probe probed process processor question queue raw ready reason record recorder recurrence reference refused replaced
+report request reset restarts retained rotary row rows rules run runnable runner running sampler sampling scheduler
+scratch screen search seen segment sentence sequence server settings shape sink sliding small socket source special
+splitting stages start state static stats status stop stream strided strings table task team template text thread
+threaded throughput tile times token tokenize tokenizer tokens too type unsupported update usage vector vocabulary
+weight weights work worker wrapper writer
 """
 """Words in everyday use, or in the everyday use of the field, that need no entry in the glossary."""
 

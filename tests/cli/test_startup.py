@@ -34,7 +34,7 @@ def test_what_cannot_be_made_ready_starts_no_engine(core: FakeCore, monkeypatch:
     def refuse(prepared: Any, config: Any) -> None:
         raise RequestError("No.")
 
-    monkeypatch.setattr("octavo.engine.llm.InprocClient", lambda *_, **__: pytest.fail("an engine was started"))
+    monkeypatch.setattr("octavo.engine.llm.start_client", lambda *_, **__: pytest.fail("an engine was started"))
     with pytest.raises(RequestError, match=r"^No\.$"):
         _start(refuse)
 

@@ -30,5 +30,5 @@ def install_fake_model(monkeypatch: pytest.MonkeyPatch) -> FakeCore:
     monkeypatch.setattr(preparation, "locate", lambda source, environment, **_: files)
     monkeypatch.setattr(preparation, "load_tokenizer", lambda files, **_: ByteTokenizer())
     monkeypatch.setattr(preparation, "load_model_config", lambda files: fake.model_config)
-    monkeypatch.setattr(llm_module, "InprocClient", lambda config, on_stage: fake)
+    monkeypatch.setattr(llm_module, "start_client", lambda config, on_stage: fake)
     return fake

@@ -329,3 +329,40 @@ def test_a_tokenizer_that_cannot_be_read_leaves_no_core(monkeypatch: pytest.Monk
         assert not psutil.pid_exists(llm.core_pid)
 
     asyncio.run(main())
+
+
+def test_several_cores_are_one_engine() -> None:
+    async def use(llm: AsyncLLM) -> None:
+        assert llm.max_num_seqs == 2 * 128
+        outputs = await asyncio.gather(*(last_of(llm, chr(letter) * 40 + "xy") for letter in range(97, 105)))
+        assert [output.outputs[0].text for output in outputs] == ["yx" + chr(n) * 40 for n in range(97, 105)]
+        (stats,) = [llm.stats()]
+        assert stats is not None and stats.num_blocks == 200, "the sum over both"
+        assert await llm.reset_prefix_cache()
+
+    run_with(use, data_parallel_size=2)
+
+
+def test_one_of_several_cores_dies_and_the_engine_stays_up() -> None:
+    async def use(llm: AsyncLLM) -> None:
+        tasks = [asyncio.create_task(last_of(llm, chr(letter) * 300)) for letter in range(97, 101)]
+        await until(lambda: (stats := llm.stats()) is not None and stats.num_running == 4)
+        os.kill(llm.core_pid, signal.SIGKILL)
+        ends = await asyncio.gather(*tasks, return_exceptions=True)
+        assert sorted(type(end).__name__ for end in ends) == ["EngineDeadError"] * 2 + ["RequestOutput"] * 2
+        assert llm.state is EngineState.RUNNING
+        assert (await last_of(llm, "ab")).outputs[0].text == "ba"
+        await until(lambda: len(llm._client.alive) == 2)
+
+    run_with(use, "fake-slow", data_parallel_size=2)
+
+
+def test_all_of_several_cores_die_and_are_started_again() -> None:
+    async def use(llm: AsyncLLM) -> None:
+        for pid in llm._client.pids:
+            os.kill(pid, signal.SIGKILL)
+        await until(lambda: llm.state is EngineState.RESTARTING)
+        await until(lambda: llm.state is EngineState.RUNNING)
+        assert (await last_of(llm, "ab")).outputs[0].text == "ba"
+
+    run_with(use, data_parallel_size=2)

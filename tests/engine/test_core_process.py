@@ -47,6 +47,28 @@ def test_tokens_are_those_of_the_engine_in_this_process(folder: Path) -> None:
     asyncio.run(main())
 
 
+def test_two_replicas_give_the_tokens_of_one_and_share_no_memory(folder: Path) -> None:
+    from octavo import LLM
+    from octavo.request import BeamSearchParams
+
+    prompts = [PROMPT, "w3 w4", PROMPT + " w5", *(f"w{number} w8 w9" for number in range(20, 30))]
+    beams = BeamSearchParams(beam_width=3, max_tokens=6)
+    answers = []
+    for num_replicas in (1, 2):
+        with LLM(str(folder), dtype="float32", kv_memory="2MiB", data_parallel_size=num_replicas) as llm:
+            outputs = llm.generate(prompts, GREEDY, use_tqdm=False)
+            found = llm.beam_search([PROMPT, "w3 w4"], beams)
+            answers.append(
+                (
+                    [output.outputs[0].token_ids for output in outputs],
+                    [[sequence.tokens for sequence in each.sequences] for each in found],
+                )
+            )
+            again = llm.generate([PROMPT], GREEDY, use_tqdm=False)
+            assert again[0].num_cached_tokens > 0
+    assert answers[0] == answers[1]
+
+
 def test_a_cache_that_is_too_small_is_refused_by_its_own_error(folder: Path) -> None:
     async def main() -> None:
         await AsyncLLM(str(folder), dtype="float32", kv_memory="20KiB").start()

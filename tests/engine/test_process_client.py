@@ -19,7 +19,7 @@ import pytest
 from octavo.config import EngineConfig, ModelSource
 from octavo.engine.process_client import LONGEST_PATH, ProcessClient, _private_folder
 from octavo.errors import CacheTooSmallError, EngineDeadError, ExecutorError, OctavoError, RequestError
-from octavo.messages import EngineCoreOutputs, EngineCoreRequest, StageReport
+from octavo.messages import CoreReady, EngineCoreOutputs, EngineCoreRequest, StageReport
 from octavo.request import SamplingParams
 from tests.engine.fake_plan import FAKE_PLAN
 
@@ -30,12 +30,17 @@ class Ear:
     """Notes all that is said."""
 
     def __init__(self) -> None:
+        self.ready: list[CoreReady] = []
         self.tokens: dict[str, list[int]] = {}
         self.refused: dict[str, OctavoError] = {}
         self.deaths: list[EngineDeadError] = []
         self.finished: set[str] = set()
         self.last: EngineCoreOutputs | None = None
         self.changed = asyncio.Event()
+
+    def take_ready(self, ready: CoreReady) -> None:
+        self.ready.append(ready)
+        self.changed.set()
 
     def take_outputs(self, outputs: EngineCoreOutputs) -> None:
         self.last = outputs
@@ -99,8 +104,10 @@ def test_requests_run_in_another_process() -> None:
 def test_the_start_tells_stages_and_the_plan() -> None:
     async def main() -> None:
         stages: list[StageReport] = []
-        client = ProcessClient(EngineConfig(model=ModelSource(model="fake")), Ear(), module=MODULE)
+        ear = Ear()
+        client = ProcessClient(EngineConfig(model=ModelSource(model="fake")), ear, module=MODULE)
         ready = await client.start(stages.append)
+        assert ear.ready == [ready]
         assert [stage.name for stage in stages] == ["load_model"]
         assert ready.plan == FAKE_PLAN
         mode = stat.S_IMODE(client._folder.stat().st_mode)
@@ -192,8 +199,9 @@ def test_a_core_ends_when_its_front_is_killed(tmp_path: Path) -> None:
 import asyncio, sys
 from octavo.config import EngineConfig, ModelSource
 from octavo.engine.process_client import ProcessClient
+from tests.engine.test_process_client import Ear
 async def main():
-    client = ProcessClient(EngineConfig(model=ModelSource(model="fake")), None, module={MODULE!r})
+    client = ProcessClient(EngineConfig(model=ModelSource(model="fake")), Ear(), module={MODULE!r})
     await client.start()
     print(client.pid, client._folder, flush=True)
     await asyncio.sleep(60)

@@ -41,7 +41,10 @@ def metrics() -> EngineMetrics:
 
 
 def _value(metrics: EngineMetrics, name: str, **labels: str) -> float:
-    value = metrics.registry.get_sample_value(name, {"model_name": "m", **labels})
+    """Of a series of core 0, unless `labels` say otherwise, or of one that is not told apart by core."""
+    get = metrics.registry.get_sample_value
+    value = get(name, {"model_name": "m", "engine": "0", **labels})
+    value = get(name, {"model_name": "m", **labels}) if value is None else value
     assert value is not None, name
     return value
 
@@ -107,3 +110,39 @@ def test_the_line_of_every_ten_seconds() -> None:
         "Waiting: 1 reqs, CPU KV cache usage: 30.3%, Prefix cache hit rate: 25.0%"
     )
     assert meter.line(meter._since + 10) is None
+
+
+def test_cores_are_counted_and_shown_apart(metrics: EngineMetrics) -> None:
+    metrics.core_started(FAKE_PLAN, engine=1)
+    metrics.sequence_arrived("a", 10, now=0.0)
+    metrics.sequence_arrived("b", 20, now=0.0)
+    metrics.step_ended(_step([_token("a", cached=8)], admitted=["a"], num_prompt_tokens=2), now=1.0)
+    other = msgspec.structs.replace(STATS, num_running=7, num_preemptions=4, num_used_blocks=90)
+    metrics.step_ended(_step([_token("b")], admitted=["b"], num_prompt_tokens=20, stats=other, engine=1), now=1.0)
+    for name, here, there in (
+        ("vllm:num_requests_running", 2, 7),
+        ("vllm:num_preemptions_total", 0, 4),
+        ("vllm:prompt_tokens_total", 2, 20),
+        ("vllm:prompt_tokens_cached_total", 8, 0),
+        ("vllm:prefix_cache_hits_total", 25, 25),
+        ("octavo:kv_cache_used_blocks", 30, 90),
+        ("octavo:kv_cache_tokens", 11, 21),
+        ("octavo:engine_core_starts_total", 1, 1),
+    ):
+        assert (_value(metrics, name), _value(metrics, name, engine="1")) == (here, there), name
+    metrics.core_started(FAKE_PLAN, engine=1)
+    assert _value(metrics, "vllm:num_requests_running", engine="1") == 0
+    assert _value(metrics, "vllm:num_requests_running") == 2
+    metrics.step_ended(_step([], stats=msgspec.structs.replace(STATS, num_preemptions=1), engine=1), now=2.0)
+    assert _value(metrics, "vllm:num_preemptions_total", engine="1") == 5
+
+
+def test_the_line_is_of_all_cores() -> None:
+    meter = ThroughputMeter("CPU")
+    meter.step_ended(_step([_token("a")], num_prompt_tokens=50))
+    meter.step_ended(_step([_token("b")], num_prompt_tokens=30, engine=1))
+    meter.step_ended(_step([_token("b")], engine=1))
+    assert meter.line(meter._since + 10) == (
+        "Avg prompt throughput: 8.0 tokens/s, Avg generation throughput: 0.3 tokens/s, Running: 4 reqs, "
+        "Waiting: 2 reqs, CPU KV cache usage: 30.3%, Prefix cache hit rate: 25.0%"
+    )

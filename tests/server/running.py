@@ -20,6 +20,8 @@ from octavo.server.gate import Gate
 from octavo.server.settings import ServerSettings
 from octavo.server.watch import MetricsObserver
 
+ENGINE_OPTIONS = ("data_parallel_size", "max_num_seqs", "max_restarts")
+
 
 class RunningServer:
     """One that listens. `http` is a client of it; `engine`, `gate` and `meter` are to look at."""
@@ -76,7 +78,7 @@ class RunningServer:
 @contextlib.contextmanager
 def running(model: str = "fake", **settings: Any) -> Iterator[RunningServer]:
     """A server that is stopped at the end, after everything it was asked has gone from the engine."""
-    engine_options = {name: settings.pop(name) for name in ("max_num_seqs", "max_restarts") if name in settings}
+    engine_options = {name: settings.pop(name) for name in ENGINE_OPTIONS if name in settings}
     server = RunningServer(model, ServerSettings(**settings), **engine_options)
     try:
         yield server

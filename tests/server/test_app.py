@@ -184,7 +184,34 @@ def test_a_crash_is_503_and_red_until_the_core_is_back(fake_process: None) -> No
         assert server.post(COMPLETE, prompt="a").status_code == 503
         server.until(lambda: server.http.get("/health").status_code == 200)
         assert server.post(COMPLETE, prompt="ab").json()["choices"][0]["text"] == "ba"
-        assert 'octavo:engine_core_starts_total{model_name="fake-slow"} 2.0' in server.http.get("/metrics").text
+        assert (
+            'octavo:engine_core_starts_total{engine="0",model_name="fake-slow"} 2.0' in server.http.get("/metrics").text
+        )
+
+
+def test_several_cores_behind_one_server(fake_process: None) -> None:
+    with running(data_parallel_size=2, api_keys=("key-a", "key-b")) as server:
+        keys = {key: {"Authorization": f"Bearer {key}"} for key in ("key-a", "key-b")}
+
+        def computed() -> list[float]:
+            text = server.http.get("/metrics").text
+            name = 'vllm:prompt_tokens_total{engine="%d",model_name="fake"} '
+            return [float(text.partition(name % engine)[2].split()[0]) for engine in (0, 1)]
+
+        def ask(key: str) -> None:
+            body = {"prompt": "x" * 60, "max_tokens": 2}
+            assert server.http.post(COMPLETE, json=body, headers=keys[key]).status_code == 200
+
+        for _ in range(3):
+            ask("key-a")
+        assert computed() == [3 * 61, 0], "the same prefix goes to the same core"
+        streaming = httpx.stream("POST", server.url + COMPLETE, json={**LONG, "stream": True}, headers=keys["key-a"])
+        with streaming as stream:
+            lines = stream.iter_lines()
+            next(lines)
+            ask("key-b")
+        assert computed()[1] == 61, "another key's prefix is another one"
+        assert 'vllm:cache_config_info{block_size="16",' in server.http.get("/metrics").text
 
 
 def test_a_server_that_is_ending_takes_nothing_new(fake_process: None) -> None:
