@@ -49,6 +49,21 @@ ChatTemplate = Annotated[
     str | None,
     typer.Option(help="A file with a Jinja template in place of the model's.", metavar="FILE", rich_help_panel=_SERVER),
 ]
+ToolCallParser = Annotated[
+    str,
+    typer.Option(
+        help="How tool calls are written: hermes, mistral, llama3_json, none, or auto, as the chat template has it.",
+        rich_help_panel=_SERVER,
+    ),
+]
+ReasoningParser = Annotated[
+    str,
+    typer.Option(
+        help="Split reasoning from content: think, magistral, none, or auto, as the chat template has it. A request "
+        "can ask for it, too.",
+        rich_help_panel=_SERVER,
+    ),
+]
 MaxRestarts = Annotated[
     int,
     typer.Option(help="How often in a row a crashed engine core is restarted.", min=0, rich_help_panel=_SERVER),
@@ -91,6 +106,8 @@ def serve(
     served_model_name: ServedModelName = None,
     api_key: ApiKey = None,
     chat_template: ChatTemplate = None,
+    tool_call_parser: ToolCallParser = "auto",
+    reasoning_parser: ReasoningParser = "none",
     max_restarts: MaxRestarts = 3,
     max_waiting: MaxWaiting = 1000,
     request_timeout: RequestTimeout = None,

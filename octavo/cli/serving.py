@@ -36,6 +36,15 @@ def run(flags: Mapping[str, Any]) -> None:
             f"To serve needs the library {error.name}, which is not installed.",
             remedy='Install it with: pip install "octavo[serve]"',
         ) from None
+    reading = importlib.import_module("octavo.server.turn_reading")
+    for name, known in (
+        ("tool_call_parser", reading.TOOL_CALL_PARSERS),
+        ("reasoning_parser", reading.REASONING_PARSERS),
+    ):
+        if flags[name] not in known:
+            raise ConfigError(
+                f"--{name.replace('_', '-')} is {flags[name]}.", remedy=f"It must be one of {', '.join(known)}."
+            )
     importlib.import_module("octavo.server.log_format").set_up_logging(flags["log_format"], access=flags["access_log"])
     settings = importlib.import_module("octavo.server.settings").ServerSettings(
         host="127.0.0.1" if flags["host"] == "localhost" else flags["host"],
@@ -48,6 +57,8 @@ def run(flags: Mapping[str, Any]) -> None:
         request_timeout_s=flags["request_timeout"],
         max_logprobs=flags["max_logprobs"],
         chat_template=_read(flags["chat_template"]),
+        tool_call_parser=flags["tool_call_parser"],
+        reasoning_parser=flags["reasoning_parser"],
         drain_timeout_s=flags["drain_timeout"],
     )
     _warn(flags, settings)

@@ -92,7 +92,7 @@ class Tokenizer:
         `chat_template` is a Jinja source to use instead of the model's own; `variables` are handed to the template.
         Raises `RequestError` when there is no template, or it refuses the messages.
         """
-        source = chat_template or self._template_source(has_tools=bool(tools))
+        source = chat_template or self.template_source(has_tools=bool(tools))
         if source not in self._compiled:
             self._compiled[source] = ChatTemplate(source, self._mark_texts())
         return self._compiled[source].render(
@@ -112,7 +112,8 @@ class Tokenizer:
             "chat_template": self._templates.get("default"),
         }
 
-    def _template_source(self, *, has_tools: bool) -> str:
+    def template_source(self, *, has_tools: bool) -> str:
+        """The Jinja source of the model's own chat template. Raises `RequestError` where it has none."""
         for name in ("tool_use", "default") if has_tools else ("default",):
             if name in self._templates:
                 return self._templates[name]

@@ -120,6 +120,8 @@ class ChatBody(GenerationBody):
     response_format: dict[str, Any] | None = None
     add_generation_prompt: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
+    separate_reasoning: bool | None = None
+    include_reasoning: bool | None = None
 
 
 class TokenizeBody(BaseModel):

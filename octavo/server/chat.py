@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Any
 
 from fastapi import Request, Response
@@ -13,6 +14,8 @@ from octavo.server.answers import chat_logprobs
 from octavo.server.bodies import ChatBody, TokenizeBody, refuse_formats
 from octavo.server.endpoint import Answer, Endpoint
 from octavo.server.failures import ServerError
+from octavo.server.turn_parser import TurnParser, TurnPiece
+from octavo.server.turn_reading import TurnReading, turn_reading, with_loaded_arguments
 
 
 class Chats(Endpoint):
@@ -27,22 +30,26 @@ class Chats(Endpoint):
             raise ServerError(
                 400, "A tool call cannot be forced here: tool_choice may be none or auto.", param="tool_choice"
             )
+        prompt = self.render(body)
+        tokenizer = self.engine.get_tokenizer()
+        reading = turn_reading(self.settings, tokenizer, body, prompt)
+        if body.skip_special_tokens is None and reading.needs_special_tokens(tokenizer):
+            body = body.model_copy(update={"skip_special_tokens": False})
         max_tokens = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
         num_top = body.top_logprobs if body.logprobs else None
         sampling = body.sampling(
             self.settings, max_tokens=max_tokens, logprobs=(num_top or 0) if body.logprobs else None
         )
-        prompt = self.render(body)
         prepared = await self.engine.prepare([prompt], sampling, priority=body.priority or 0, add_special_tokens=False)
         requests = self.salted(http, body, prepared)
-        return await self.answer(http, body, ChatAnswer(self.gate.names[0], requests, body))
+        return await self.answer(http, body, ChatAnswer(self.gate.names[0], requests, body, reading))
 
     def render(self, body: ChatBody | TokenizeBody) -> str:
         """The prompt that the chat template makes of the messages and tools. Raises `RequestError` where it cannot."""
         (messages,) = list_conversations(body.messages or [])
         uses_tools = body.tools and getattr(body, "tool_choice", None) != "none"
         return self.engine.get_tokenizer().apply_chat_template(
-            messages,
+            with_loaded_arguments(messages),
             add_generation_prompt=body.add_generation_prompt is not False,
             tools=body.tools if uses_tools else None,
             chat_template=self.settings.chat_template,
@@ -55,27 +62,55 @@ class ChatAnswer(Answer):
 
     prefix, whole_object, piece_object = "chatcmpl", "chat.completion", "chat.completion.chunk"
 
-    def __init__(self, model: str, requests: list[PromptRequest], body: ChatBody) -> None:
+    def __init__(self, model: str, requests: list[PromptRequest], body: ChatBody, reading: TurnReading) -> None:
         super().__init__(model, requests)
         self._body = body
-        self._begun: set[int] = set()
+        self._reading = reading
+        self._parsers: dict[int, TurnParser] = {}
+        self._num_calls: Counter[int] = Counter()
 
     def choice(self, prompt_index: int, output: RequestOutput, completion: CompletionOutput) -> dict[str, Any]:
-        message = {"role": "assistant", "content": completion.text, "refusal": None}
+        number, parser = self.number(prompt_index, completion), self._reading.parser()
+        turn = parser.feed(completion.text).then(parser.end())
+        said = self._said(number, turn)
+        message = {"role": "assistant", "content": None if turn.calls else "", "refusal": None, **said}
         return self._around(prompt_index, completion, message=message)
 
     def pieces(self, prompt_index: int, piece: RequestOutput, completion: CompletionOutput) -> list[dict[str, Any]]:
         number = self.number(prompt_index, completion)
         choices = []
-        if number not in self._begun:
-            self._begun.add(number)
+        if number not in self._parsers:
+            self._parsers[number] = self._reading.parser()
             choices.append(_opening(number))
-        if completion.text or completion.finish_reason or (completion.token_ids and self._body.logprobs):
-            delta = {"content": completion.text} if completion.text else {}
+        news = self._parsers[number].feed(completion.text)
+        if completion.finish_reason:
+            news = news.then(self._parsers[number].end())
+        delta = self._said(number, news)
+        if delta or completion.finish_reason or (completion.token_ids and self._body.logprobs):
             choices.append(self._around(prompt_index, completion, delta=delta))
         return choices
 
+    def _said(self, number: int, turn: TurnPiece) -> dict[str, Any]:
+        """The fields of a message, or of a delta, of choice `number`."""
+        said: dict[str, Any] = {"content": turn.content} if turn.content else {}
+        if turn.reasoning and self._reading.shows_reasoning:
+            said |= {"reasoning": turn.reasoning, "reasoning_content": turn.reasoning}
+        if turn.calls and self._reading.tools is not None:
+            first = self._num_calls[number]
+            self._num_calls[number] += len(turn.calls)
+            said["tool_calls"] = [
+                {
+                    "index": index,
+                    "id": self._reading.tools.new_id(),
+                    "type": "function",
+                    "function": {"name": call.name, "arguments": call.arguments},
+                }
+                for index, call in enumerate(turn.calls, first)
+            ]
+        return said
+
     def _around(self, prompt_index: int, completion: CompletionOutput, **content: Any) -> dict[str, Any]:
+        has_called = completion.finish_reason == "stop" and self._num_calls[self.number(prompt_index, completion)] > 0
         has_logprobs = self._body.logprobs and completion.logprobs is not None
         choice = {
             "index": self.number(prompt_index, completion),
@@ -83,7 +118,7 @@ class ChatAnswer(Answer):
             "logprobs": chat_logprobs(completion.logprobs or [], num_top=self._body.top_logprobs or 0)
             if has_logprobs
             else None,
-            "finish_reason": completion.finish_reason,
+            "finish_reason": "tool_calls" if has_called else completion.finish_reason,
             "stop_reason": completion.stop_reason,
         }
         if self._body.return_token_ids:

@@ -33,5 +33,9 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True):
     """Most stop strings, and characters of each in hundreds."""
     chat_template: str | None = None
     """A Jinja source in place of the model's own."""
+    tool_call_parser: str = "auto"
+    """How tool calls are written: a name of `turn_reading.TOOL_CALL_PARSERS`."""
+    reasoning_parser: str = "none"
+    """What stands around reasoning that is split off: a name of `turn_reading.REASONING_PARSERS`."""
     drain_timeout_s: float = 60.0
     """How long a server that was told to end waits for requests under way."""

@@ -52,10 +52,16 @@ def test_flags_become_settings_and_options(
         "--chat-template",
         str(template),
     ]
-    assert run_octavo(monkeypatch, ["serve", "demo", *flags, "--served-model-name", "x"]).code == 0
+    assert (
+        run_octavo(
+            monkeypatch, ["serve", "demo", *flags, "--served-model-name", "x", "--tool-call-parser", "hermes"]
+        ).code
+        == 0
+    )
     settings = told["settings"]
     assert (settings.port, settings.api_keys, settings.served_model_names) == (99, ("a", "b"), ("x",))
     assert settings.chat_template == "{{ 1 }}"
+    assert (settings.tool_call_parser, settings.reasoning_parser) == ("hermes", "none")
     assert (told["options"]["model"], told["options"]["max_num_seqs"]) == ("demo", 4)
     AsyncLLM(**told["options"])
 
@@ -88,6 +94,8 @@ def test_what_is_unsafe_is_loud(
         ([], "No model is given"),
         (["demo", "--model", "other"], "Two models are given"),
         (["demo", "--log-format", "xml"], "--log-format is xml"),
+        (["demo", "--tool-call-parser", "xml"], "--tool-call-parser is xml"),
+        (["demo", "--reasoning-parser", "on"], "--reasoning-parser is on"),
         (["demo", "--chat-template", "/nowhere/t"], "--chat-template /nowhere/t cannot be read"),
         (["demo", "--max-num-seqs", "0"], "--max-num-seqs is 0"),
     ],

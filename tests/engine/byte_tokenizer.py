@@ -45,6 +45,9 @@ class ByteTokenizer:
         given = "".join(f"<{name}>{value}" for name, value in variables.items())
         return (chat_template or "") + tool_names + given + turns + "<assistant>" * add_generation_prompt
 
+    def template_source(self, *, has_tools: bool) -> str:
+        return "{{ messages }}"
+
     def describe(self) -> dict[str, Any]:
         return {"tokenizer_class": "ByteTokenizer", "vocab_size": 320, "bos_token": "<bos>", "eos_token": "<eos>"}
 

@@ -9,7 +9,8 @@ from typing import Any
 import openai
 import pytest
 
-from tests.server.running import RunningServer
+from tests.engine.fake_process import install_fake_process
+from tests.server.running import RunningServer, running
 from tests.server.test_completions import events
 
 MESSAGES: list[Any] = [{"role": "user", "content": "hi"}]
@@ -111,3 +112,73 @@ def test_openais_client_knows_our_errors(client: openai.OpenAI) -> None:
         client.completions.create(model="fake", prompt="a", top_p=7)
     with pytest.raises(openai.NotFoundError):
         client.completions.create(model="gpt-9", prompt="a")
+
+
+LOOK: Any = {"type": "function", "function": {"name": "look", "parameters": {"type": "object"}}}
+CALL = '<tool_call>{"name": "look", "arguments": {"word": "tea"}}</tool_call>'
+
+
+@pytest.fixture(scope="module")
+def caller() -> Iterator[openai.OpenAI]:
+    """A client of a server that reads tool calls and reasoning."""
+    with pytest.MonkeyPatch.context() as patch:
+        install_fake_process(patch)
+        with (
+            running(tool_call_parser="hermes", reasoning_parser="think", served_model_names=("fake",)) as server,
+            openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0) as client,
+        ):
+            yield client
+
+
+def saying(text: str, role: str = "user") -> list[Any]:
+    """Messages to which the fake model answers with `text` between a mark before and behind it."""
+    return [{"role": role, "content": text[::-1]}]
+
+
+def test_tool_calls_are_parsed_out(caller: openai.OpenAI) -> None:
+    answer = caller.chat.completions.create(model="fake", messages=saying(CALL + CALL), tools=[LOOK])
+    (choice,) = answer.choices
+    assert choice.finish_reason == "tool_calls"
+    calls: list[Any] = choice.message.tool_calls or []
+    assert [(call.type, call.function.name, call.function.arguments) for call in calls] == [
+        ("function", "look", '{"word": "tea"}')
+    ] * 2
+    assert len({call.id for call in calls}) == 2
+    assert choice.message.content == ">tnatsissa<>resu<kool>loot<"
+
+
+def test_tool_calls_are_streamed_whole(caller: openai.OpenAI) -> None:
+    chunks = list(
+        caller.chat.completions.create(model="fake", messages=saying(f"{CALL} so {CALL}"), tools=[LOOK], stream=True)
+    )
+    deltas = [chunk.choices[0].delta for chunk in chunks]
+    calls = [call for delta in deltas for call in delta.tool_calls or []]
+    assert [call.index for call in calls] == [0, 1]
+    assert [call.function.arguments for call in calls if call.function] == ['{"word": "tea"}'] * 2
+    assert "".join(delta.content or "" for delta in deltas) == ">tnatsissa<so>resu<kool>loot<"
+    assert chunks[-1].choices[0].finish_reason == "tool_calls"
+
+
+@pytest.mark.parametrize("more", [{}, {"tools": [LOOK], "tool_choice": "none"}])
+def test_calls_stay_text_when_no_tools_are_offered(caller: openai.OpenAI, more: Any) -> None:
+    (choice,) = caller.chat.completions.create(model="fake", messages=saying(CALL), **more).choices
+    assert choice.message.tool_calls is None
+    assert choice.finish_reason == "stop"
+    assert CALL in (choice.message.content or "")
+
+
+def test_reasoning_is_split_off(server: RunningServer, caller: openai.OpenAI) -> None:
+    # The prompt ends within reasoning: the answer goes on with it.
+    messages: list[Any] = [{"role": "system", "content": "ok>kniht/<mh"}, {"role": "user<think>", "content": ""}]
+    asked: dict[str, Any] = {"model": "fake", "messages": messages, "extra_body": {"add_generation_prompt": False}}
+    messages[1]["role"], messages[1]["content"] = "user", "<think>"
+    message: Any = caller.chat.completions.create(**asked).choices[0].message
+    assert message.reasoning == message.reasoning_content == ">kniht<>resu<hm"
+    assert message.content == "ko>metsys<"
+    asked["extra_body"]["include_reasoning"] = False
+    message = caller.chat.completions.create(**asked).choices[0].message
+    assert (message.content, hasattr(message, "reasoning")) == ("ko>metsys<", False)
+    asked["extra_body"]["separate_reasoning"] = False
+    assert "</think>" in str(caller.chat.completions.create(**asked).choices[0].message.content)
+    body = {"messages": messages, "add_generation_prompt": False, "separate_reasoning": True}
+    assert "reasoning" not in server.post(CHAT, **body).json()["choices"][0]["message"]

@@ -1,0 +1,93 @@
+"""How the turns that answer one request are read: which tool calls and which reasoning may be in them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from octavo.engine.conversation import Message
+from octavo.engine.tokenizer import Tokenizer
+from octavo.server.bodies import ChatBody
+from octavo.server.failures import ServerError
+from octavo.server.settings import ServerSettings
+from octavo.server.tool_formats import TOOL_FORMATS, ToolFormat, find_tool_format
+from octavo.server.turn_parser import REASONING_MARKS, ReasoningMarks, TurnParser, find_reasoning_marks
+
+AUTO, NONE = "auto", "none"
+TOOL_CALL_PARSERS = (AUTO, NONE, *TOOL_FORMATS)
+REASONING_PARSERS = (NONE, AUTO, *REASONING_MARKS)
+
+
+class TurnReading(NamedTuple):
+    """What to look for. `tools` is None where nothing is a tool call, `reasoning` where reasoning stays content."""
+
+    tools: ToolFormat | None
+    reasoning: ReasoningMarks | None
+    has_begun_reasoning: bool
+    shows_reasoning: bool
+
+    def parser(self) -> TurnParser:
+        """A parser for one turn."""
+        return TurnParser(tools=self.tools, reasoning=self.reasoning, has_begun_reasoning=self.has_begun_reasoning)
+
+    def needs_special_tokens(self, tokenizer: Tokenizer) -> bool:
+        """Whether what is looked for is written in special tokens, which a text without them does not show."""
+        marks = [*(self.tools.marks if self.tools else ()), *(self.reasoning or ())]
+        ids = [tokenizer.encode(mark, add_special_tokens=False) for mark in marks]
+        return any(len(found) == 1 and tokenizer.is_special(found[0]) for found in ids)
+
+
+def turn_reading(settings: ServerSettings, tokenizer: Tokenizer, body: ChatBody, prompt: str) -> TurnReading:
+    """What to look for in the answers to `body`, of which the chat template made `prompt`.
+
+    A parser named `auto` is the one whose marks the chat template has.
+    """
+    offers_tools = bool(body.tools) and body.tool_choice != NONE
+    template = settings.chat_template or tokenizer.template_source(has_tools=offers_tools)
+    tools = None
+    if offers_tools:
+        name = settings.tool_call_parser
+        name = find_tool_format(template) or NONE if name == AUTO else name
+        tools = None if name == NONE else TOOL_FORMATS[name](body.tools or [])
+    name = settings.reasoning_parser
+    if body.separate_reasoning is not None:
+        name = (AUTO if name == NONE else name) if body.separate_reasoning else NONE
+    name = find_reasoning_marks(template) or NONE if name == AUTO else name
+    reasoning = None if name == NONE else REASONING_MARKS[name]
+    return TurnReading(
+        tools,
+        reasoning,
+        has_begun_reasoning=reasoning is not None and prompt.rstrip().endswith(reasoning.begin),
+        shows_reasoning=body.include_reasoning is not False,
+    )
+
+
+def with_loaded_arguments(messages: Sequence[Message]) -> list[Message]:
+    """`messages` with the arguments of earlier tool calls as objects, which templates write as their model knows them.
+
+    Clients send them back as the text of JSON that they got. Raises `ServerError` (400) for one that is no object.
+    """
+    return [
+        {**message, "tool_calls": [_loaded(call, index) for call in message["tool_calls"]]}
+        if isinstance(message.get("tool_calls"), list)
+        else message
+        for index, message in enumerate(messages)
+    ]
+
+
+def _loaded(call: Any, index: int) -> Any:
+    function = call.get("function") if isinstance(call, Mapping) else None
+    if not isinstance(function, Mapping) or not isinstance(text := function.get("arguments"), str):
+        return call
+    try:
+        arguments = json.loads(text or "{}")
+    except (ValueError, RecursionError):
+        arguments = None
+    if not isinstance(arguments, dict):
+        raise ServerError(
+            400,
+            f"A tool call in messages[{index}] has the arguments {text!r:.60}, which are no JSON object.",
+            param="messages",
+        )
+    return {**call, "function": {**function, "arguments": arguments}}
