@@ -1,7 +1,8 @@
 """Products of a few rows with a weight [outputs, inputs] that lies row by row, at the speed of reading the weight.
 
 A tile is `TILE_OUTPUTS` rows of the weight by as many rows of the input as are left, `TILE_ROWS` at most. Each of its
-sums is taken in the same order whatever else is in the tile, so a row's result does not depend on its neighbours.
+sums is taken in the same order whatever else is in the tile, so a row's result does not depend on its neighbours, but
+for what `wide_kernels` does of many rows of bfloat16.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from numba import types
 from numba.core import cgutils
 
 from octavo.attention.numba_emit import (
+    BFLOAT16,
     INT64,
     LINE,
     Element,
@@ -27,6 +29,7 @@ from octavo.attention.numba_memory import JobType
 from octavo.attention.numba_tiles import Accumulators, load_pairs, sum_four, uses_dot
 from octavo.attention.numba_vectors import address_of, compiled, fetch_add, primitive
 from octavo.models.modules.row_kernels import kernel_address
+from octavo.models.modules.wide_kernels import multiply_wide, panel_outputs, tile_rows
 
 ROWS_FIELDS = ("num_units_begun", "rows", "row_bytes", "num_rows", "out", "out_bytes")
 """int64 fields that every job of a product of few rows begins with: input rows, and where their results go. Addresses
@@ -35,14 +38,26 @@ and bytes, unless named otherwise; the first counts up while a kernel runs, from
 LINEAR_JOB = np.dtype(
     [
         (name, np.int64)
-        for name in (*ROWS_FIELDS, "weight", "weight_bytes", "bias", "num_outputs", "num_inputs", "unit_outputs")
+        for name in (
+            *ROWS_FIELDS,
+            "weight",
+            "weight_bytes",
+            "bias",
+            "num_outputs",
+            "num_inputs",
+            "unit_outputs",
+            "block_rows",
+        )
     ]
 )
 """out[i, j] = rows[i] . weight[j] + bias[j]. `weight_bytes` from one output's weights to the next's; `bias` is 0 where
-there is none, else of the rows' element."""
+there is none, else of the rows' element; `unit_outputs` are shared out at a time where rows are few, a multiple of
+`TILE_OUTPUTS`; where they are many, `block_rows` are widened at a time, a multiple of `REST_ROWS`."""
 
 TILE_OUTPUTS = 4
 TILE_ROWS = 4
+FEW_ROWS = 12
+"""Up to so many rows of bfloat16 are multiplied with weights as they lie; more are worth widening weights for."""
 
 
 @primitive
@@ -170,8 +185,16 @@ def multiply_rows(path: VectorPath, element: Element, job: Any) -> None:
 @cache
 def linear_kernel(path: VectorPath, element: Element) -> int:
     """Address of the C function; its argument is a `LINEAR_JOB`."""
+    tile, outputs = tile_rows(path), panel_outputs(path)
 
     def linear(job: Any) -> None:
         multiply_rows(path, element, job)
 
-    return kernel_address(JobType("LinearJob", LINEAR_JOB), linear)
+    def linear_of_many(job: Any) -> None:
+        if job.num_rows > FEW_ROWS:
+            multiply_wide(path, tile, outputs, job)
+        else:
+            multiply_rows(path, element, job)
+
+    widens = element == BFLOAT16
+    return kernel_address(JobType("LinearJob", LINEAR_JOB), linear_of_many if widens else linear)

@@ -29,6 +29,9 @@ _MOST_FLOAT32_ROWS = 32
 _MOST_PACKED_ROWS = 8
 """Above it, oneDNN's product with tiles of bfloat16 is faster."""
 _MOST_UNIT_OUTPUTS = 64
+_BLOCK_ROWS = 252
+_BLOCK_BYTES = 3 << 19
+"""Most rows that a thread widens at a time, whole tiles, and most bytes: three quarters of a core's cache, say."""
 
 
 class FewRows(Protocol):
@@ -169,6 +172,11 @@ class BlockRows:
         return (KernelCall(self._kernel, record),)
 
 
+def block_rows(num_inputs: int) -> int:
+    """Rows of so many inputs to be widened at a time: a multiple of 12, the rows of the largest tile."""
+    return min(max(_BLOCK_BYTES // (4 * num_inputs) // 12, 5) * 12, _BLOCK_ROWS)
+
+
 class PlainRows:
     """The product with a weight that lies row by row."""
 
@@ -185,6 +193,7 @@ class PlainRows:
             "num_outputs": num_outputs,
             "num_inputs": weight.shape[1],
             "unit_outputs": units // TILE_OUTPUTS * TILE_OUTPUTS,
+            "block_rows": block_rows(weight.shape[1]),
         }
 
     def calls(self) -> tuple[KernelCall, ...]:

@@ -41,6 +41,7 @@ def multiply(
             "num_outputs": num_outputs,
             "num_inputs": weight.shape[1],
             "unit_outputs": 8,
+            "block_rows": 24,
         },
     )
     TEAM.run(linear_kernel(path, element_of(rows.dtype)), record.address, num_threads)
@@ -51,10 +52,13 @@ def multiply(
 @pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
 @pytest.mark.parametrize("path", PATHS, ids=lambda path: path.name)
 def test_products_are_those_of_float64(path: VectorPath, dtype: torch.dtype) -> None:
+    check_products(path, dtype, (1, 2, 3, 4, 5, 9))
+
+
+def check_products(path: VectorPath, dtype: torch.dtype, counts: tuple[int, ...]) -> None:
+    """Products of so many rows with weights of several shapes."""
     generator = torch.Generator().manual_seed(0)
-    sizes = itertools.product(
-        (1, 2, 3, 4, 5, 9), ((1, 1), (3, 7), (4, 16), (30, 33), (41, 100), (64, 576)), (False, True)
-    )
+    sizes = itertools.product(counts, ((1, 1), (3, 7), (4, 16), (30, 33), (41, 100), (64, 576)), (False, True))
     for num_rows, (num_outputs, num_inputs), has_bias in sizes:
         # Neither rows nor weights need lie end to end.
         rows = torch.randn(num_rows, num_inputs + 5, generator=generator).to(dtype)[:, :num_inputs]
@@ -73,9 +77,15 @@ def test_products_are_those_of_float64(path: VectorPath, dtype: torch.dtype) -> 
 
 @pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
 def test_a_row_does_not_depend_on_its_neighbours_or_on_threads(dtype: torch.dtype) -> None:
+    check_rows_alone(dtype, 1, 9)
+
+
+def check_rows_alone(dtype: torch.dtype, few: int, many: int) -> None:
+    """`few` rows have the same results alone, on one thread, as among `many`."""
     generator = torch.Generator().manual_seed(1)
-    rows, weight = (torch.randn(size, 131, generator=generator).to(dtype) for size in (9, 77))
+    rows, weight = (torch.randn(size, 131, generator=generator).to(dtype) for size in (many, 77))
     path = vector_paths()[0]
     together = multiply(path, rows, weight, None)
-    for row in range(9):
-        assert torch.equal(multiply(path, rows[row : row + 1], weight, None, num_threads=1)[0], together[row])
+    for row in range(many - few + 1):
+        alone = multiply(path, rows[row : row + few], weight, None, num_threads=1)
+        assert torch.equal(alone, together[row : row + few])
