@@ -201,7 +201,9 @@ class CacheConfig(msgspec.Struct, frozen=True, kw_only=True):
     block_size: int = 16
     """Tokens of one block."""
     kv_memory_bytes: int | None = None
-    """The budget per rank; None takes `memory_utilization` of the memory that is free after loading the weights."""
+    """The budget of each rank; None takes `memory_utilization` of the memory that is free after loading the weights."""
+    kv_memory_by_rank: tuple[int, ...] = ()
+    """Budgets that differ: one for each rank, or one for each pipeline stage; empty where they do not."""
     memory_utilization: float = 0.5
     """Share of the free memory that the KV cache may take when `kv_memory_bytes` is None."""
     kv_cache_dtype: str = "auto"
@@ -238,6 +240,8 @@ class ParallelConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Engine cores, each with ranks and a cache of its own, behind one front."""
     data_parallel_rank: int = 0
     """The number of this one among them."""
+    pipeline_layers: tuple[int, ...] = ()
+    """Layers of each pipeline stage; empty: as equal as can be."""
     executor: str = "auto"
     """A name in the executor registry; `auto` is this process for one rank, and a process for each of several."""
     device: str = "auto"
@@ -260,6 +264,16 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     cache: CacheConfig = CacheConfig()
     scheduler: SchedulerConfig = SchedulerConfig()
     parallel: ParallelConfig = ParallelConfig()
+
+    def cache_of(self, global_rank: int) -> CacheConfig:
+        """The cache's settings of one rank, with its own budget."""
+        budgets = self.cache.kv_memory_by_rank
+        if not budgets:
+            return self.cache
+        num_sharing = self.parallel.world_size // len(budgets)
+        return msgspec.structs.replace(
+            self.cache, kv_memory_bytes=budgets[global_rank // num_sharing], kv_memory_by_rank=()
+        )
 
 
 class LayerConfig(msgspec.Struct, frozen=True, kw_only=True):
@@ -327,6 +341,7 @@ def resolve_engine_config(config: EngineConfig) -> EngineConfig:
         blocks,
         f"at least 2 (one is the null block) and at most {INT32_MAX}",
     )
+    _check_budgets(cache, parallel)
     tokens, chunk, seqs = scheduler.max_num_batched_tokens, scheduler.max_chunk_tokens, scheduler.max_num_seqs
     _check(1 <= tokens <= MAX_STEP_TOKENS, "--max-num-batched-tokens", tokens, f"from 1 to {MAX_STEP_TOKENS}")
     _check(1 <= seqs <= MAX_STEP_SEQS, "--max-num-seqs", seqs, f"from 1 to {MAX_STEP_SEQS}")
@@ -338,6 +353,19 @@ def resolve_engine_config(config: EngineConfig) -> EngineConfig:
     ):
         _check(1 <= ranks <= MAX_RANKS, flag, ranks, f"from 1 to {MAX_RANKS}")
     return config
+
+
+def _check_budgets(cache: CacheConfig, parallel: ParallelConfig) -> None:
+    sizes = cache.kv_memory_by_rank
+    told = ", ".join(map(format_bytes, sizes))
+    _check(min(sizes, default=1) > 0, "--kv-memory", told, "more than 0 bytes for each rank, such as 1GiB,2GiB")
+    stages, ranks = parallel.pipeline_parallel_size, parallel.world_size
+    _check(
+        len(sizes) in (0, stages, ranks),
+        "--kv-memory",
+        told,
+        f"one size, or one for each of the {stages} stages, or of the {ranks} ranks",
+    )
 
 
 def _check_model(source: ModelSource) -> None:

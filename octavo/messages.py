@@ -94,6 +94,8 @@ class SchedulerOutput(msgspec.Struct, frozen=True, kw_only=True):
     """Requests (finished, aborted or preempted since the last step) that the ranks must forget before this step."""
     block_copies: list[tuple[int, int]] = []
     """(source, destination) of blocks to copy before this step writes anything: first all sources are read."""
+    earlier_tokens: dict[str, int] = {}
+    """What the step before this one sampled, for the ranks of a pipeline that did not sample it themselves."""
 
     @property
     def num_tokens(self) -> int:

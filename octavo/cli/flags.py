@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -98,6 +98,20 @@ Device = Annotated[str, typer.Option(help="auto, cpu or cuda.", rich_help_panel=
 TensorParallelSize = Annotated[
     int, typer.Option("--tensor-parallel-size", "-tp", help="Ranks that share each layer.", rich_help_panel=_MODEL)
 ]
+PipelineParallelSize = Annotated[
+    int,
+    typer.Option("--pipeline-parallel-size", "-pp", help="Stages of layers, a rank each.", rich_help_panel=_MODEL),
+]
+PipelineLayers = Annotated[
+    Any,
+    typer.Option(
+        "--pipeline-layers",
+        help="Layers of each stage, where they shall not be equal: 16,32.",
+        parser=parse_counts,
+        metavar="N,...",
+        rich_help_panel=_MODEL,
+    ),
+]
 DataParallelSize = Annotated[
     int,
     typer.Option(
@@ -109,13 +123,14 @@ DataParallelSize = Annotated[
 ]
 
 KVMemory = Annotated[
-    int | None,
+    Any,
     typer.Option(
         "--kv-memory",
         "--kv-cache-memory-bytes",
-        help="Bytes of the KV cache per rank, such as 1GiB; by default a share of the free memory.",
-        parser=parse_size,
-        metavar="SIZE",
+        help="Bytes of the KV cache per rank, such as 1GiB, with commas one for each pipeline stage or rank; by "
+        "default a share of the free memory.",
+        parser=parse_sizes,
+        metavar="SIZE,...",
         rich_help_panel=_CACHE,
     ),
 ]

@@ -136,6 +136,8 @@ def generate(
     device: flags.Device = "auto",
     tensor_parallel_size: flags.TensorParallelSize = 1,
     data_parallel_size: flags.DataParallelSize = 1,
+    pipeline_parallel_size: flags.PipelineParallelSize = 1,
+    pipeline_layers: flags.PipelineLayers = None,
     kv_memory: flags.KVMemory = None,
     memory_utilization: flags.MemoryUtilization = None,
     block_size: flags.BlockSize = None,

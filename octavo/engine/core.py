@@ -35,7 +35,14 @@ from octavo.formats.model_config import load_model_config
 from octavo.formats.source import locate
 from octavo.kv.planner import KVCachePlan, PlanOptions, plan_kv_cache
 from octavo.kv.specs import LayerSpec
-from octavo.messages import EngineCoreOutputs, EngineCoreRequest, MemoryReport, SchedulerStats, StageReport
+from octavo.messages import (
+    EngineCoreOutputs,
+    EngineCoreRequest,
+    MemoryReport,
+    SchedulerOutput,
+    SchedulerStats,
+    StageReport,
+)
 from octavo.sched.admission import step_limit
 from octavo.sched.scheduler import Scheduler
 
@@ -87,6 +94,8 @@ class EngineCore:
             self._executor.shutdown()
             raise
         self._num_requests = 0
+        self._sampled: dict[str, int] = {}
+        """What the last step sampled."""
 
     def _foresee(self) -> None:
         options = self._plan_options(_wanted_length(self.config, self.model_config))
@@ -170,7 +179,8 @@ class EngineCore:
         step = self._scheduler.schedule()
         num_step_blocks = self._scheduler.manager.counts().used
         try:
-            output = self._executor.execute_model(step)
+            output = self._executor.execute_model(self._for_ranks(step))
+            self._sampled = output.sampled
             outputs = self._scheduler.update_from_output(step, output)
             admitted = [request.request_id for request in step.new_requests]
             return msgspec.structs.replace(outputs, num_step_blocks=num_step_blocks, admitted=admitted)
@@ -187,6 +197,13 @@ class EngineCore:
                 exc_info=None if is_plain else error,
             )
             return outputs
+
+    def _for_ranks(self, step: SchedulerOutput) -> SchedulerOutput:
+        """`step`, which in a pipeline tells the stages that do not sample what the last one did."""
+        if self.config.parallel.pipeline_parallel_size == 1:
+            return step
+        sampled, self._sampled = self._sampled, {}
+        return msgspec.structs.replace(step, earlier_tokens=sampled)
 
     def reset_prefix_cache(self) -> bool:
         """Forget all cached prefixes; False, and nothing changed, while a request holds blocks."""

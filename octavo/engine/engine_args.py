@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import difflib
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypedDict
 
 from octavo.config import (
@@ -37,8 +37,8 @@ class EngineOptions(TypedDict, total=False):
     trust_remote_code: bool
     seed: int | None
     block_size: int | None
-    kv_memory: int | str | None
-    kv_cache_memory_bytes: int | str | None
+    kv_memory: int | str | Sequence[int | str] | None
+    kv_cache_memory_bytes: int | str | Sequence[int | str] | None
     memory_utilization: float
     gpu_memory_utilization: float
     kv_cache_dtype: str
@@ -54,6 +54,7 @@ class EngineOptions(TypedDict, total=False):
     tensor_parallel_size: int
     pipeline_parallel_size: int
     data_parallel_size: int
+    pipeline_layers: Sequence[int] | None
     distributed_executor_backend: str | None
     device: str
     enforce_eager: bool
@@ -72,6 +73,25 @@ def _text(value: Any) -> str:
     return str(value).removeprefix("torch.")
 
 
+def _budgets(value: Any) -> Any:
+    """Bytes of every rank, or a tuple where there are several."""
+    if isinstance(value, str) and "," in value:
+        value = value.split(",")
+    if not isinstance(value, list | tuple):
+        return parse_bytes(value)
+    sizes = tuple(parse_bytes(size) for size in value)
+    return sizes[0] if len(sizes) == 1 else sizes
+
+
+def _counts(value: Any) -> tuple[int, ...]:
+    counts = tuple(value) if isinstance(value, list | tuple) else ()
+    if not counts or any(isinstance(count, bool) or not isinstance(count, int) for count in counts):
+        raise ConfigError(
+            f"pipeline_layers is {value!r:.60}.", remedy="Give the number of layers of each stage: [6, 12]."
+        )
+    return counts
+
+
 _FIELDS: dict[str, tuple[str, str, Callable[[Any], Any]]] = {
     "model": ("model", "model", _path),
     "tokenizer": ("model", "tokenizer", _same),
@@ -83,7 +103,7 @@ _FIELDS: dict[str, tuple[str, str, Callable[[Any], Any]]] = {
     "trust_remote_code": ("model", "trust_remote_code", _same),
     "seed": ("model", "seed", _same),
     "block_size": ("cache", "block_size", _same),
-    "kv_memory": ("cache", "kv_memory_bytes", parse_bytes),
+    "kv_memory": ("cache", "kv_memory_bytes", _budgets),
     "memory_utilization": ("cache", "memory_utilization", _same),
     "kv_cache_dtype": ("cache", "kv_cache_dtype", _text),
     "enable_prefix_caching": ("cache", "enable_prefix_caching", _same),
@@ -97,6 +117,7 @@ _FIELDS: dict[str, tuple[str, str, Callable[[Any], Any]]] = {
     "tensor_parallel_size": ("parallel", "tensor_parallel_size", _same),
     "pipeline_parallel_size": ("parallel", "pipeline_parallel_size", _same),
     "data_parallel_size": ("parallel", "data_parallel_size", _same),
+    "pipeline_layers": ("parallel", "pipeline_layers", _counts),
     "distributed_executor_backend": ("parallel", "executor", _same),
     "device": ("parallel", "device", _same),
 }
@@ -133,6 +154,8 @@ def engine_config_from(keywords: Mapping[str, Any]) -> EngineConfig:
         if field in parts[part]:
             raise ConfigError(f"{given} is given twice, under two names.", remedy="Give one of them.")
         parts[part][field] = read(value)
+    if isinstance(parts["cache"].get("kv_memory_bytes"), tuple):
+        parts["cache"]["kv_memory_by_rank"] = parts["cache"].pop("kv_memory_bytes")
     if "model" not in parts["model"]:
         raise ConfigError("No model is given.", remedy='Name one, e.g. model="demo".')
     return resolve_engine_config(

@@ -60,6 +60,13 @@ def own_attention(model_class: Any) -> str:
     return "sdpa" if model_class._supports_sdpa else "eager"
 
 
+def use_own_attention(model: Any) -> None:
+    """Let a model that does not call the interface make the masks for its own attention."""
+    for module in model.modules():
+        if isinstance(module, PreTrainedModel):
+            module.config._attn_implementation_internal = own_attention(type(model))
+
+
 @dataclass(slots=True)
 class _Call:
     """An attention module and the arguments of its forward."""
@@ -74,22 +81,22 @@ class _Call:
         return hidden
 
 
-def adopt_attention(model: Any, *, length: int, vocab_size: int) -> None:
+def adopt_attention(model: Any, first_layer: int = 0, *, length: int, vocab_size: int) -> None:
     """Make each attention module of `model` call the interface; sequences are up to `length` tokens long.
+
+    The first of them is that of layer `first_layer`.
 
     Raises `UnsupportedModelError`, naming the property, where a module computes anything else than attention.
     """
-    for module in model.modules():
-        if isinstance(module, PreTrainedModel):
-            module.config._attn_implementation_internal = own_attention(type(model))
+    use_own_attention(model)
     num_tokens = min(_NUM_TOKENS, length)
     calls, kinds = _find_calls(model, _tokens(num_tokens, vocab_size), length)
     looks: list[_Look] = []
     adopted: list[_Adopted] = []
-    for index, call in enumerate(calls):
+    for index, call in enumerate(calls, first_layer):
         kind = _mask_kind(call.module, kinds, length)
         found = _Look(call, kind, index)
-        if index == 0:
+        if not looks:
             far, _ = _find_calls(model, _tokens(min(found.far, length), vocab_size), length, stops=True)
             found.check_far(far[0])
         looks.append(found)

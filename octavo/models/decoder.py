@@ -3,6 +3,8 @@
     hidden = embed(token ids) * multiplier;  angles = rotary(hidden, positions);  hidden = layer(hidden, angles) ...
     norm(hidden)
 
+A stage of a pipeline has some of the layers; the first alone has the embedding, the last alone the norm.
+
 Whether a base model is of that kind is seen while it runs: by which module was handed which other's very result, never
 by names.
 """
@@ -18,6 +20,8 @@ from torch import nn
 
 from octavo.models.modules.decoder_layer import LayerForm, form_of
 from octavo.models.modules.rms_norm import FastRMSNorm
+from octavo.models.stage import Stage
+from octavo.models.stage_parts import OtherLayer, OtherPart
 
 
 class _Call(NamedTuple):
@@ -56,21 +60,25 @@ class RotaryCall(NamedTuple):
 class Decoder(NamedTuple):
     """The parts of a base model of this kind, in order."""
 
-    embedding: nn.Module
+    embedding: nn.Module | None
+    """None where another stage has it."""
     multiplier: float
     """What its rows are multiplied by: 1, or a number that the model holds."""
+    hidden_size: int
     rotaries: list[RotaryCall]
     layers: list[LayerForm]
     rotary_of: list[int | None]
     """By layer: which of `rotaries` it gets its angles from, if any."""
-    norm: FastRMSNorm
+    norm: FastRMSNorm | None
+    """None where another stage has it."""
 
 
 class DecoderRecorder:
     """What the parts of a base model are called with and return. Owns: the tensors of one forward."""
 
-    def __init__(self, base: nn.Module) -> None:
+    def __init__(self, base: nn.Module, stage: Stage) -> None:
         self._base = base
+        self._stage = stage
         self._calls: list[_Call] = []
         self._given: dict[str, Any] = {}
         self._result: Any = None
@@ -104,16 +112,19 @@ class DecoderRecorder:
         members = [part for child in self._base.children() if isinstance(child, nn.ModuleList) for part in child]
         layers = [call for call in self._calls if any(call.module is member for member in members)]
         others = [call for call in self._calls if not any(call.module is member for member in members)]
-        if not layers or len(layers) != len(members) or not others:
+        if not layers or len(layers) != len(members) or len(others) < 2:
             return None
+        layers = [call for call in layers if not isinstance(call.module, OtherLayer)]
         embedding, *rotary_calls, last = others
         rotaries = [RotaryCall(call.module, call.arguments, call.named) for call in rotary_calls]
-        if not isinstance(last.module, FastRMSNorm) or self._result is None or self._result[0] is not last.result:
+        if not isinstance(last.module, FastRMSNorm | OtherPart) or self._result is None:
+            return None
+        if self._result[0] is not last.result:
             return None
         if len(embedding.arguments) != 1 or embedding.named or embedding.arguments[0] is not token_ids:
             return None
         first = layers[0].rows()
-        multiplier = self._multiplier(embedding.result, first)
+        multiplier = self._multiplier(embedding.result, first) if self._stage.is_first else 1.0
         if multiplier is None:
             return None
         results = [first, *(call.result for call in layers)]
@@ -137,7 +148,15 @@ class DecoderRecorder:
                 return None
             forms.append(form)
             rotary_of.append(sources[0] if form.attention.rotary_size > 0 else None)
-        return Decoder(embedding.module, multiplier, rotaries, forms, rotary_of, last.module)
+        return Decoder(
+            embedding=embedding.module if self._stage.is_first else None,
+            multiplier=multiplier,
+            hidden_size=first.shape[-1],
+            rotaries=rotaries,
+            layers=forms,
+            rotary_of=rotary_of,
+            norm=last.module if isinstance(last.module, FastRMSNorm) else None,
+        )
 
     def _multiplier(self, embedded: Any, rows: Any) -> float | None:
         """What makes the first layer's rows of what the embedding returned; None where no number does."""

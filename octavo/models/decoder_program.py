@@ -89,10 +89,17 @@ class DecoderProgram:
                 return False
         return self._num_threads == torch.get_num_threads()
 
-    def forward(self, token_ids: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
-        """Hidden states [T, hidden size] after the last norm, which stay as they are until the next call."""
+    def forward(
+        self, token_ids: torch.Tensor, positions: torch.Tensor, received: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """Hidden states [T, hidden size] after the last norm, or a stage's last layer, which stay as they are until the
+        next call; `received` are those of the stage before."""
         num_tokens = len(token_ids)
-        hidden = self._embedding(token_ids[None]).contiguous()
+        if self._embedding is not None:
+            received = self._embedding(token_ids[None])
+        if received is None:
+            raise RuntimeError("a stage that has no embedding received no hidden states")
+        hidden = received.contiguous()
         numbers = [num_tokens, hidden.data_ptr()]
         end = 0
         for group in self._groups:
@@ -178,7 +185,7 @@ class _Builder:
         self._groups, self._num_threads = groups, num_threads
         self._dtype = decoder.layers[0].attention.inputs.dtype
         self._norm_kernel = norm_kernel(vector_paths()[0], element_of(self._dtype))
-        self._size = decoder.norm.get_buffer("factors").numel()
+        self._size = decoder.hidden_size
         self.tables = [
             AngleTable(
                 rotary,
@@ -193,8 +200,10 @@ class _Builder:
         self._joint, self._attended, self._gates, self._gated = (
             self._buffer(max(width[part] for width in widths)) for part in range(4)
         )
-        self._hidden, self._normed, self._part = (self._buffer(self._size) for _ in range(3))
-        self.out = self._tensor(self._size)
+        hidden = self._tensor(self._size)
+        self._hidden = hidden.data_ptr()
+        self._normed, self._part = (self._buffer(self._size) for _ in range(2))
+        self.out = hidden if decoder.norm is None else self._tensor(self._size)
         self._build(decoder, layers)
 
     def _build(self, decoder: Decoder, layers: Sequence[AttentionLayer]) -> None:

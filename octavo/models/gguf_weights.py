@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -60,12 +60,13 @@ def read_gguf_weights(
     config: Any,
     dtype: torch.dtype,
     coded: CodedParameters | None = None,
+    left_out: Collection[str] = (),
 ) -> GGUFWeights:
     """Every tensor of the files in `dtype`, for a model whose parameters have these shapes.
 
-    What `coded` takes stays as it is. Vectors are fixed up in float32 before they are rounded. Raises `ModelFileError`
-    for a tensor that does not fit the config, `UnsupportedModelError` for an architecture whose tensor names are not
-    known.
+    What `coded` takes stays as it is; parameters in `left_out` are another rank's, and their tensors are not read.
+    Vectors are fixed up in float32 before they are rounded. Raises `ModelFileError` for a tensor that does not fit the
+    config, `UnsupportedModelError` for an architecture whose tensor names are not known.
     """
     parameters: dict[str, torch.Tensor] = {}
     rotary_factors = None
@@ -77,7 +78,7 @@ def read_gguf_weights(
         file = open_gguf(path)
         if not names:  # Only the first shard names the architecture.
             architecture = file.get("general.architecture", str, "")
-            names = _parameter_of_tensor(architecture, config.num_hidden_layers, shapes)
+            names = _parameter_of_tensor(architecture, config.num_hidden_layers, [*shapes, *left_out])
             conversion = CONVERSIONS.get(architecture, conversion)
             num_further = file.get(f"{architecture}.nextn_predict_layers", int, 0)
         for name, info in file.tensors.items():
@@ -88,6 +89,8 @@ def read_gguf_weights(
                 if name not in names and _is_never_read(name, config, num_further):
                     continue
                 parameter = names.get(name, name)
+                if parameter in left_out:
+                    continue
                 if coded is not None:
                     stand_in = coded.take(parameter, name, info, file.raw(name), conversion, config)
                     if stand_in is not None:

@@ -29,7 +29,7 @@ from octavo.models.attention_probe import AttentionProbe
 from octavo.models.attention_recorder import AttentionCall
 from octavo.models.decoder import Decoder, DecoderRecorder
 from octavo.models.decoder_program import FewTokens
-from octavo.models.latent_attention import BoundLatentAttention, with_latents
+from octavo.models.latent_attention import BoundLatentAttention, LatentProjection, with_latents
 from octavo.models.load_clock import part
 from octavo.models.mask_kind import MaskKind
 from octavo.models.modules.coded_tensor import expand_used
@@ -37,6 +37,8 @@ from octavo.models.modules.fused_attention import Heads
 from octavo.models.modules.replacement import replace_modules
 from octavo.models.modules.weights import bytes_by_format
 from octavo.models.plain_head import plain_head
+from octavo.models.stage import Stage
+from octavo.models.stage_parts import Border
 from octavo.models.state_adapter import bind_mixers, examine_mixers
 from octavo.models.state_mixer import each_token_alone
 
@@ -63,7 +65,10 @@ class LoadedModel:
         weight_formats: dict[str, int],
         probe: AttentionProbe,
         decoder: Decoder | None,
+        stage: Stage,
+        border: Border | None,
     ) -> None:
+        self.stage = stage
         self.attention_layers = attention_layers
         """By layer name, sharing layers included, in the order of the layers."""
         self.state_layers = state_layers
@@ -76,6 +81,7 @@ class LoadedModel:
         self.hidden_size = model_config.hidden_size
         self.weight_formats = weight_formats
         """Bytes of the weights and constants in memory, as computed with, by how their numbers are kept."""
+        self._border = border
         self._base = model.get_submodule(probe.base_path)
         self._given_hidden = _GivenHidden(self._base, probe.output_type)
         self._position_input = probe.position_input
@@ -100,17 +106,29 @@ class LoadedModel:
 
     @torch.inference_mode()
     def forward(
-        self, token_ids: torch.Tensor, positions: torch.Tensor, query_start: torch.Tensor, seq_lens: torch.Tensor
+        self,
+        token_ids: torch.Tensor,
+        positions: torch.Tensor,
+        query_start: torch.Tensor,
+        seq_lens: torch.Tensor,
+        received: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """Hidden states [T, hidden_size] after the last norm, of the step's T tokens.
+        """Hidden states [T, hidden_size] of the step's T tokens: after the last norm; of a pipeline's other stages than
+        the last after their last layer.
 
         token_ids, positions: int64 [T], request after request; query_start: int32 [R + 1]; seq_lens: int32 [R], both as
-        in `AttentionMetadata`, which must be set in every layer's group.
+        in `AttentionMetadata`, which must be set in every layer's group. received: what the stage before this one
+        returned; None on the first.
         """
         if (program := self._few_tokens.program(len(token_ids))) is not None:
-            return program.forward(token_ids, positions)
-        given = self._position_input.at(positions)
+            return program.forward(token_ids, positions, received)
+        given, border = self._position_input.at(positions), self._border
+        if border is not None and received is not None:
+            border.received = received[None]
         hidden: torch.Tensor = self._base(input_ids=token_ids[None], use_cache=False, **given)[0]
+        if border is not None and border.sent is not None:
+            hidden = border.sent
+            border.sent = None
         return hidden[0]
 
     @torch.inference_mode()
@@ -167,15 +185,19 @@ def adapt_model(
     max_model_len: int,
     block_size: int,
     kv_cache_dtype: str,
+    stage: Stage,
+    border: Border | None,
 ) -> LoadedModel:
     """Examine `model`, give each attention module an `AttentionLayer`, wrap it.
+
+    Of a pipeline it is cut down to its `stage`, which meets the others at `border`, and so is `model_config`.
 
     Raises `UnsupportedModelError` when the model computes something else than what its config promised or than Octavo
     can compute; the message names the property.
     """
     with torch.inference_mode(), _few_threads(model):
         if not calls_interface(model):
-            adopt_attention(model, length=max_model_len, vocab_size=model_config.vocab_size)
+            adopt_attention(model, stage.layers.start, length=max_model_len, vocab_size=model_config.vocab_size)
         mixers = examine_mixers(model, model_config)
         with each_token_alone(mixers):
             probe = AttentionProbe(model, length=max_model_len, vocab_size=model_config.vocab_size)
@@ -190,20 +212,16 @@ def adapt_model(
             linears = [call for call in probe.seen.linears if call.linear.weight is not None]
             replaced = replace_modules(model, probe.seen._replace(linears=linears), heads)
             expand_used(model)
-            recorder = DecoderRecorder(model.get_submodule(probe.base_path))
-            with recorder.watch():
+            with (recorder := DecoderRecorder(model.get_submodule(probe.base_path), stage)).watch():
                 probe.check_independence()
             decoder = recorder.decoder()
         states = bind_mixers(mixers, model_config, block_size=block_size, dtype=kv_cache_dtype)
     layers: dict[str, AttentionLayer] = {}
     for call in sorted(calls, key=lambda call: call.layer_index):
-        layer = _attention_layer(
-            call, model_config.layers[call.layer_index], backend, block_size=block_size, dtype=kv_cache_dtype
-        )
+        described = model_config.layers[call.layer_index]
+        layer = _attention_layer(call, described, backend, block_size=block_size, dtype=kv_cache_dtype)
         layers[layer.name] = layer
-        projection = projections.get(call.layer_index)
-        hook = BoundAttention(layer) if projection is None else BoundLatentAttention(layer, projection)
-        set_hook(replaced.modules.get(call.module, call.module), hook)
+        _bind(replaced.modules.get(call.module, call.module), layer, projections.get(call.layer_index))
     shared = {name: layer.kv_sharing_target for name, layer in layers.items() if layer.kv_sharing_target is not None}
     loaded = LoadedModel(
         model,
@@ -214,20 +232,34 @@ def adapt_model(
         weight_formats=bytes_by_format(replaced.weights, (*model.parameters(), *model.buffers())),
         probe=probe,
         decoder=decoder,
+        stage=stage,
+        border=border,
     )
     _check_head(loaded, probe, type(model).__name__)
     return loaded
 
 
-@part("check_head")
-def _check_head(loaded: LoadedModel, probe: AttentionProbe, class_name: str) -> None:
-    """Refuse logits that are no numbers, or that the head does not make of given hidden states alone."""
+def _bind(module: nn.Module, layer: AttentionLayer, projection: LatentProjection | None) -> None:
+    """Let `module`'s attention go through `layer`."""
+    set_hook(module, BoundAttention(layer) if projection is None else BoundLatentAttention(layer, projection))
+
+
+def _check_numbers(probe: AttentionProbe, class_name: str) -> None:
+    """Refuse logits that are no numbers."""
     if not bool(torch.isfinite(probe.logits).all()):
         raise ModelFileError(
             f"The logits of {class_name} are not numbers: its weights hold NaN or infinity, or are too large "
             f"for {probe.logits.dtype}.",
             remedy="Download the weights again, or try --dtype float32.",
         )
+
+
+@part("check_head")
+def _check_head(loaded: LoadedModel, probe: AttentionProbe, class_name: str) -> None:
+    """Refuse logits that are no numbers, or that the head does not make of given hidden states alone."""
+    _check_numbers(probe, class_name)
+    if not loaded.stage.is_last:
+        return
     if not torch.allclose(loaded.compute_logits(probe.hidden[0]), probe.logits[0], rtol=1e-2, atol=1e-2):
         raise UnsupportedModelError(
             f"The logits of {class_name} depend on more than the hidden states of its base model.",

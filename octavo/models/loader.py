@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -23,6 +23,8 @@ from octavo.models.hf_adapter import LoadedModel, adapt_model
 from octavo.models.load_clock import part
 from octavo.models.quantization import check_quantization, choose_quantization, quantization_of
 from octavo.models.safetensors_weights import read_safetensors_weights
+from octavo.models.stage import Stage, stage_config, whole
+from octavo.models.stage_cut import StageCut
 from octavo.models.text_part import text_part
 from octavo.models.transformers_api import narrow_loading, quiet, without_values
 from octavo.models.zoo import find_model
@@ -42,8 +44,9 @@ def load_model(
     backend: AttentionBackend,
     block_size: int,
     kv_cache_dtype: str,
+    stage: Stage | None = None,
 ) -> LoadedModel:
-    """The model of `files`, ready to run once its layers are bound.
+    """The model of `files`, or of a pipeline the `stage`'s part of it, ready to run once its layers are bound.
 
     `kv_cache_dtype` is a dtype name, or `auto` for `dtype`. With `source.load_format` "dummy" the weights are random
     (seeded by `source.seed`) and no weight file is read.
@@ -51,6 +54,8 @@ def load_model(
     Raises `ModelFileError` when weights are missing, left over, misshapen or unreadable, `UnsupportedModelError`
     (naming the property) when the model cannot be computed exactly.
     """
+    stage = stage or whole(model_config.num_layers)
+    model_config = stage_config(model_config, stage)
     hf_config = read_hf_config(files)
     config, model_class = find_model(hf_config, code_folder=files.path if source.trust_remote_code else None)
     limit = source.max_model_len
@@ -60,6 +65,8 @@ def load_model(
     if source.load_format != "dummy":
         check_quantization(quantization, files.path)
     stored = choose_quantization(source.quantization, files, quantization, device=device, dtype=dtype)
+    cut = _cut_to(stage, model_config, dtype)
+    config = config if cut is None else cut.config_for(config)
     with quiet():
         model = _load_weights(
             source,
@@ -67,10 +74,13 @@ def load_model(
             model_class,
             config,
             dtype,
+            cut,
             is_quantized=quantization is not None,
             stays_coded=stored == "gguf",
         )
         model = model.to(device).eval()
+        if cut is not None:
+            cut.finish(model)
         if stored == "int8":
             code_linears(model)
         return adapt_model(
@@ -80,7 +90,16 @@ def load_model(
             max_model_len=max_model_len,
             block_size=block_size,
             kv_cache_dtype=_DTYPE_NAMES[dtype] if kv_cache_dtype == "auto" else kv_cache_dtype,
+            stage=stage,
+            border=None if cut is None else cut.border,
         )
+
+
+def _cut_to(stage: Stage, model_config: ModelConfig, dtype: torch.dtype) -> StageCut | None:
+    """None for a stage that is the whole model."""
+    if stage.is_first and stage.is_last:
+        return None
+    return StageCut(stage, hidden_size=model_config.hidden_size, vocab_size=model_config.vocab_size, dtype=dtype)
 
 
 def _load_weights(
@@ -89,13 +108,14 @@ def _load_weights(
     model_class: Any,
     config: Any,
     dtype: torch.dtype,
+    cut: StageCut | None,
     *,
     is_quantized: bool,
     stays_coded: bool,
 ) -> Any:
     """The transformers model. Nothing but the model holds its weights afterwards, so that each can be let go of."""
     if source.load_format == "dummy":
-        return _random_model(model_class, config, dtype, source.seed)
+        return _random_model(model_class, config, dtype, source.seed, cut)
     if not files.weight_paths:
         raise ModelFileError(
             f"{files.path} holds a config but no weights.",
@@ -103,12 +123,13 @@ def _load_weights(
         )
     if files.kind == "folder":
         weights = text_part(read_safetensors_weights(files.weight_paths, is_quantized=is_quantized))
-        return _build(model_class, config, dtype, weights, files)
-    empty = _empty_model(model_class, config)
+        return _build(model_class, config, dtype, weights, files, cut)
+    empty = _empty_model(model_class, config, cut)
     shapes = {name: parameter.shape for name, parameter in empty.state_dict().items()}
     coded = CodedParameters(_matrices(empty), dtype) if stays_coded else None
-    gguf = read_gguf_weights(files.weight_paths, shapes, config, dtype, coded)
-    model = _build(model_class, config, dtype, gguf.parameters, files)
+    left_out = () if cut is None else cut.left_out
+    gguf = read_gguf_weights(files.weight_paths, shapes, config, dtype, coded, left_out)
+    model = _build(model_class, config, dtype, gguf.parameters, files, cut)
     if coded is not None:
         coded.install(model)
     _divide_rotary(model, gguf.rotary_factors)
@@ -125,18 +146,23 @@ def _matrices(model: Any) -> dict[str, torch.Size]:
 
 
 @part("build_model")
-def _random_model(model_class: Any, config: Any, dtype: torch.dtype, seed: int) -> Any:
+def _random_model(model_class: Any, config: Any, dtype: torch.dtype, seed: int, cut: StageCut | None) -> Any:
     def construct(attention: str) -> Any:
         torch.manual_seed(seed)
         return model_class._from_config(config, dtype=dtype, attn_implementation=attention)
 
-    with torch.random.fork_rng(devices=[]), _refusing(model_class):
+    with torch.random.fork_rng(devices=[]), _refusing(model_class), _cutting(cut, model_class):
         return _with_attention(model_class, construct)
 
 
 @part("build_model")
 def _build(
-    model_class: Any, config: Any, dtype: torch.dtype, weights: dict[str, torch.Tensor], files: ModelFiles
+    model_class: Any,
+    config: Any,
+    dtype: torch.dtype,
+    weights: dict[str, torch.Tensor],
+    files: ModelFiles,
+    cut: StageCut | None,
 ) -> Any:
     """The model with these weights. transformers renames, merges and ties them as it does for its own checkpoints."""
 
@@ -151,11 +177,15 @@ def _build(
             ignore_mismatched_sizes=True,
         )
 
-    with _refusing(model_class), narrow_loading(model_class, has_exact_names=files.kind == "gguf"):
+    with (
+        _refusing(model_class),
+        narrow_loading(model_class, has_exact_names=files.kind == "gguf"),
+        _cutting(cut, model_class),
+    ):
         model, report = _with_attention(model_class, construct)
     for what, names in (
         ("lacks weights that the model has", report["missing_keys"]),
-        ("holds weights that the model has not", report["unexpected_keys"]),
+        ("holds weights that the model has not", _own(report["unexpected_keys"], cut, model.base_model_prefix)),
         ("holds weights of another shape than the model's", [entry[0] for entry in report["mismatched_keys"]]),
     ):
         if names:
@@ -173,12 +203,23 @@ def _with_attention(model_class: Any, construct: Callable[[str], Any]) -> Any:
         return construct(own_attention(model_class))
 
 
+def _cutting(cut: StageCut | None, model_class: Any) -> AbstractContextManager[None]:
+    """Models of this class constructed inside are cut, where `cut` is given."""
+    return nullcontext() if cut is None else cut.constructing(model_class)
+
+
+def _own(names: Iterable[str], cut: StageCut | None, prefix: str) -> list[str]:
+    """Those `names` of weights that are not another stage's. The base model's weights may lack its name, `prefix`."""
+    left_out = set() if cut is None else cut.left_out
+    return [name for name in names if name not in left_out and f"{prefix}.{name}" not in left_out]
+
+
 @contextmanager
 def _refusing(model_class: Any) -> Iterator[None]:
     """Whatever transformers raises inside this becomes one sentence."""
     try:
         yield
-    except MemoryError:
+    except (MemoryError, UnsupportedModelError):
         raise
     except Exception as error:
         raise UnsupportedModelError(
@@ -194,9 +235,9 @@ def _some(names: Iterable[str]) -> str:
 
 
 @part("list_parameters")
-def _empty_model(model_class: Any, config: Any) -> Any:
+def _empty_model(model_class: Any, config: Any, cut: StageCut | None) -> Any:
     """The model without values."""
-    with _refusing(model_class), without_values():
+    with _refusing(model_class), without_values(), _cutting(cut, model_class):
         return model_class(config)
 
 

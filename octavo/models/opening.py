@@ -10,6 +10,7 @@ from octavo.formats.model_config import load_model_config
 from octavo.formats.source import locate
 from octavo.models.hf_adapter import LoadedModel
 from octavo.models.loader import load_model
+from octavo.models.stage import PipelinePlace
 
 
 def open_model(
@@ -21,8 +22,10 @@ def open_model(
     backend: AttentionBackend,
     block_size: int,
     kv_cache_dtype: str,
+    place: PipelinePlace = PipelinePlace(),  # noqa: B008 (immutable)
 ) -> tuple[ModelConfig, LoadedModel]:
-    """Find the files of `source`, read their config, load the model; errors as those of the three functions."""
+    """Find the files of `source`, read their config, load the model, or the part of it that is for this `place` in a
+    pipeline; errors as those of the three functions, and of `octavo.kv.stages.split_layers`."""
     files = locate(source, environment)
     model_config = load_model_config(files)
     model = load_model(
@@ -34,5 +37,6 @@ def open_model(
         backend=backend,
         block_size=block_size,
         kv_cache_dtype=kv_cache_dtype,
+        stage=place.stage(model_config.num_layers),
     )
     return model_config, model

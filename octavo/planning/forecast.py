@@ -15,11 +15,11 @@ from octavo.formats.model_config import load_model_config, read_hf_config
 from octavo.formats.source import ModelFiles, locate
 from octavo.kv.planner import KVCachePlan, PlanOptions, try_plan
 from octavo.kv.specs import LayerSpec
+from octavo.kv.stages import of_stage, split_layers
 from octavo.planning.cache_dtype import RUNNABLE, cache_format, with_format
 from octavo.planning.inquiry import Inquiry, check_inquiry
 from octavo.planning.machine import RankBudget, rank_budget, runtime_bytes
 from octavo.planning.reference import ReferenceAnswer, ask_reference, recurrence_dtype, without_groups
-from octavo.planning.stages import split_layers
 from octavo.planning.weights import Weights, find_weights
 
 
@@ -106,8 +106,8 @@ def forecast(subject: Subject, inquiry: Inquiry) -> Forecast:
         model, block_size=inquiry.block_size, dtype=compute_dtype, tensor_parallel_size=tensor
     )
     specs = with_format(specs, cache)
-    specs_by_rank = [_of_stage(specs, layers) for layers in stages for _ in range(tensor)]
-    shared_by_rank = [_of_stage(shared, layers) for layers in stages for _ in range(tensor)]
+    specs_by_rank = [of_stage(specs, layers) for layers in stages for _ in range(tensor)]
+    shared_by_rank = [of_stage(shared, layers) for layers in stages for _ in range(tensor)]
     options = plan_options(model, inquiry, notes)
     weights, budgets = _budgets(subject, inquiry, stages, compute_dtype)
     if budgets is None:
@@ -188,10 +188,6 @@ def plan_options(model: ModelConfig, inquiry: Inquiry, notes: list[str]) -> Plan
         enable_prefix_caching=inquiry.enable_prefix_caching,
         hybrid=inquiry.hybrid,
     )
-
-
-def _of_stage(named: Mapping[str, Any], layers: range) -> dict[str, Any]:
-    return {name: value for name, value in named.items() if int(name.split(".")[1]) in layers}
 
 
 def _budgets(

@@ -6,6 +6,7 @@ by id and order; the batch computes them in the order of their rows, which no re
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -68,6 +69,12 @@ class InputBatch:
     @property
     def num_requests(self) -> int:
         return len(self.request_ids)
+
+    def append_earlier(self, tokens: Mapping[str, int]) -> None:
+        """Append what another rank sampled in the step before; requests that are gone are skipped."""
+        known = {request_id: token for request_id, token in tokens.items() if request_id in self._row_of}
+        if known:
+            self.append_tokens(self._rows_of(list(known)), np.fromiter(known.values(), np.int64, count=len(known)))
 
     def update(self, step: SchedulerOutput) -> None:
         """Forget, admit and extend requests as `step` says, in this order."""

@@ -3,6 +3,9 @@
     update the batch -> copy blocks -> flatten -> metadata per group -> model.forward -> rows that sample -> logits
     -> tokens
 
+In a pipeline the stages have their own layers: the hidden states come from the stage before, or go to the next one, and
+the last samples.
+
 There are no phases: a request computes n >= 1 of its tokens, whichever they are, and gets a next one when the last
 known token is among them.
 """
@@ -23,6 +26,7 @@ from octavo.worker.block_table import BlockTable
 from octavo.worker.group_steps import DeviceStep, make_group_step
 from octavo.worker.input_batch import InputBatch, StepInput
 from octavo.worker.kv_memory import CacheGroup, CacheView, copy_blocks
+from octavo.worker.pipeline import Pipeline
 from octavo.worker.sampler import Sampler
 
 PROMPT_LOGITS_BYTES = 32 * 2**20
@@ -36,7 +40,12 @@ class RunnableModel(Protocol):
     vocab_size: int
 
     def forward(
-        self, token_ids: torch.Tensor, positions: torch.Tensor, query_start: torch.Tensor, seq_lens: torch.Tensor
+        self,
+        token_ids: torch.Tensor,
+        positions: torch.Tensor,
+        query_start: torch.Tensor,
+        seq_lens: torch.Tensor,
+        received: torch.Tensor | None = None,
     ) -> torch.Tensor: ...
 
     def compute_logits(self, hidden: torch.Tensor) -> torch.Tensor: ...
@@ -61,7 +70,10 @@ class ModelRunner:
         max_num_seqs: int,
         num_threads: int,
         seed: int,
+        pipeline: Pipeline | None = None,
     ) -> None:
+        """`pipeline` leads to the other stages; None where the model has all its layers."""
+        self._pipeline = pipeline
         self.kv_caches = views
         """The container of cache views, by layer name."""
         self.groups = groups
@@ -90,13 +102,18 @@ class ModelRunner:
 
         Raises `ExecutorError` when a logit is NaN, `InvariantError` when `step` contradicts what this rank holds.
         """
-        batch = self.batch
+        batch, pipeline = self.batch, self._pipeline
+        if pipeline is not None and not pipeline.is_last:
+            batch.append_earlier(step.earlier_tokens)
         batch.update(step)
         if not step.num_scheduled_tokens:
             return ModelRunnerOutput(sampled={})
         copy_blocks(self._tensors, self._num_blocks, step.block_copies)
         inputs = batch.flatten(step)
         hidden = self._forward(inputs)
+        if pipeline is not None and not pipeline.is_last:
+            pipeline.send(hidden)
+            return ModelRunnerOutput(sampled={})
         prompt_logprobs = self._prompt_logprobs(inputs, hidden)
         if not len(inputs.samplers):
             return ModelRunnerOutput(sampled={}, prompt_logprobs=prompt_logprobs)
@@ -118,9 +135,11 @@ class ModelRunner:
         step = DeviceStep.of(inputs, self._to_device)
         for group_step in self._group_steps:
             group_step.begin(step)
-        return self._model.forward(
-            self._to_device(inputs.token_ids), self._to_device(inputs.positions), step.query_start, step.seq_lens
-        )
+        token_ids, positions = self._to_device(inputs.token_ids), self._to_device(inputs.positions)
+        if self._pipeline is None or self._pipeline.is_first:
+            return self._model.forward(token_ids, positions, step.query_start, step.seq_lens)
+        received = self._pipeline.receive(len(token_ids))
+        return self._model.forward(token_ids, positions, step.query_start, step.seq_lens, received)
 
     def _logprobs(
         self, logits: torch.Tensor, rows: npt.NDArray[np.int64], tokens: npt.NDArray[np.int64]

@@ -43,7 +43,8 @@ def _warm_up(runner: ModelRunner, samplings: tuple[dict[str, Any], ...]) -> int:
     steps = [_step(dict.fromkeys(names, num_tokens), new=requests)]
     if num_tokens < min(block_size, runner.max_model_len):
         cached = CachedRequests(request_ids=names, num_computed_tokens=[num_tokens] * len(names))
-        steps.append(_step(dict.fromkeys(names, 1), cached=cached))
+        # Whatever was sampled: stages of a pipeline that did not, need a token all the same.
+        steps.append(_step(dict.fromkeys(names, 1), cached=cached, earlier=dict.fromkeys(names, 0)))
     steps.append(_step({}, finished=names))
     for step in steps:
         runner.execute_model(step)
@@ -97,6 +98,7 @@ def _step(
     new: list[NewRequestData] | None = None,
     cached: CachedRequests | None = None,
     finished: list[str] | None = None,
+    earlier: dict[str, int] | None = None,
 ) -> SchedulerOutput:
     return SchedulerOutput(
         step=0,
@@ -104,4 +106,5 @@ def _step(
         new_requests=new or [],
         cached_requests=cached or CachedRequests(),
         finished_request_ids=finished or [],
+        earlier_tokens=earlier or {},
     )

@@ -21,11 +21,13 @@ from octavo.messages import MemoryReport, ModelRunnerOutput, Rendezvous, Schedul
 from octavo.models.hf_adapter import LoadedModel
 from octavo.models.load_clock import watch_parts
 from octavo.models.opening import open_model
+from octavo.models.stage import PipelinePlace
 from octavo.worker import kv_memory
 from octavo.worker.device import check_cache_dtype, choose_device, choose_dtype, choose_num_threads
 from octavo.worker.memory_budget import cpu_budget, cuda_budget
 from octavo.worker.memory_report import report_memory
 from octavo.worker.model_runner import ModelRunner
+from octavo.worker.pipeline import Pipeline
 from octavo.worker.rank_group import RankGroup, join_ranks
 from octavo.worker.trial_steps import run_largest, run_warm_up, trial_config
 
@@ -110,6 +112,7 @@ class Worker:
                     backend=backend,
                     block_size=self._config.cache.block_size,
                     kv_cache_dtype=self._config.cache.kv_cache_dtype,
+                    place=self._pipeline_place(),
                 )[1]
             self.reports += [
                 StageReport(name=name, seconds=seconds, result="of load_model", rank=self.global_rank)
@@ -143,7 +146,7 @@ class Worker:
         """Bytes that this rank's cache may take. Raises `ConfigError` when what was asked for is not there."""
 
         def measure() -> tuple[int, str]:
-            cache = self._config.cache
+            cache = self._config.cache_of(self.global_rank)
             if self._device.type == "cpu":
                 return cpu_budget(cache, self._num_local_ranks)
             return cuda_budget(cache, self._device, self._profile())
@@ -214,8 +217,21 @@ class Worker:
             max_num_seqs=self._config.scheduler.max_num_seqs,
             num_threads=self._num_threads,
             seed=self._config.model.seed,
+            pipeline=self._pipeline(),
         )
         return runner, tensors
+
+    def _pipeline_place(self) -> PipelinePlace:
+        parallel = self._config.parallel
+        stage = 0 if self._ranks is None else self._ranks.place.stage
+        return PipelinePlace(stage, parallel.pipeline_parallel_size, parallel.pipeline_layers)
+
+    def _pipeline(self) -> Pipeline | None:
+        """The way to the other stages; None where there are none."""
+        line = None if self._ranks is None else self._ranks.pipeline
+        if line is None:
+            return None
+        return Pipeline(line, hidden_size=self._loaded().hidden_size, dtype=self._dtype, device=self._device)
 
     def _profile(self) -> int:
         """Bytes that the largest step needs at its peak beside weights and cache, found by running it in a small cache
@@ -283,11 +299,10 @@ def _name(dtype: torch.dtype) -> str:
 
 def _refuse_several_ranks(parallel: ParallelConfig) -> None:
     """A model is not split over ranks yet, and ranks that all computed the whole of it would gain nothing."""
-    if parallel.world_size > 1:
+    if parallel.tensor_parallel_size > 1:
         raise ConfigError(
-            f"--tensor-parallel-size {parallel.tensor_parallel_size} x --pipeline-parallel-size "
-            f"{parallel.pipeline_parallel_size} are {parallel.world_size} ranks, and Octavo does not split a model "
-            "over ranks yet.",
-            remedy="Set both to 1; `octavo plan` plans for any number of ranks.",
+            f"--tensor-parallel-size is {parallel.tensor_parallel_size}, and Octavo does not divide layers over ranks "
+            "yet.",
+            remedy="Set it to 1; --pipeline-parallel-size gives each rank its own layers.",
             world_size=parallel.world_size,
         )

@@ -18,6 +18,7 @@ CONTRACTS = {
 
 
 TESTED_BY = {
+    "octavo.models.stage_parts": "tests/models/test_stage_cut.py",
     "octavo.attention.numba_attend": "tests/conformance/test_attention_backends.py",
     "octavo.attention.numba_job": "tests/conformance/test_attention_backends.py",
     "octavo.attention.numba_memory": "tests/conformance/test_attention_backends.py",

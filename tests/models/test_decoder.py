@@ -12,6 +12,7 @@ from octavo.models.attention_interface import set_hook
 from octavo.models.decoder import Decoder, DecoderRecorder
 from octavo.models.modules.fused_attention import Heads
 from octavo.models.modules.replacement import replace_modules, watch_calls
+from octavo.models.stage import whole
 from tests.models.modules.toy_layer import Layer, Norm, OwnValues
 
 HIDDEN, TOKENS = 16, 8
@@ -67,7 +68,7 @@ def recorded(change: str = "") -> tuple[Decoder | None, nn.Module]:
         replace_modules(model, seen, {attention: Heads(4, 2, 4, 4) for attention in attentions})
         for layer in base.layers:
             set_hook(layer.attention, OwnValues())
-        recorder = DecoderRecorder(base)
+        recorder = DecoderRecorder(base, whole(2))
         with recorder.watch():
             base(**given)
             base(**given)

@@ -175,6 +175,17 @@ def test_prompt_log_probabilities_end_with_the_prompt() -> None:
     assert batch.num_prompt_logprobs[:2].tolist() == [3, -1]
 
 
+def test_tokens_that_another_rank_sampled_are_appended_to_those_who_are_still_here() -> None:
+    batch = make_batch()
+    batch.update(step_of({}, new_requests=[new("a", [1, 2]), new("b", [3]), new("c", [4, 5, 6])]))
+    batch.update(step_of({}, finished_request_ids=["a"]))
+    batch.append_earlier({"a": 7, "b": 8, "c": 9})
+    known = {name: batch.history[row, : batch.num_tokens[row]].tolist() for row, name in enumerate(batch.request_ids)}
+    assert known == {"b": [3, 8], "c": [4, 5, 6, 9]}
+    batch.append_earlier({})
+    assert batch.num_tokens[:2].tolist() == [4, 2]
+
+
 def test_contradictions_are_named() -> None:
     batch = make_batch(num_rows=1)
     batch.update(step_of({}, new_requests=[new("a", [1])]))

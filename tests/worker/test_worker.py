@@ -217,5 +217,5 @@ def test_several_ranks_are_refused_before_anything_is_loaded() -> None:
         config_of(), parallel=ParallelConfig(tensor_parallel_size=2, pipeline_parallel_size=3, executor="multiproc")
     )
     worker = Worker(config, global_rank=1, local_rank=1)
-    with pytest.raises(ConfigError, match=r"--tensor-parallel-size 2 x --pipeline-parallel-size 3 are 6 ranks"):
+    with pytest.raises(ConfigError, match="--tensor-parallel-size is 2"):
         worker.init_device()

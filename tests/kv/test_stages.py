@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from octavo.errors import ConfigError
-from octavo.planning.stages import split_layers
+from octavo.kv.stages import of_stage, split_layers
 
 
 @pytest.mark.parametrize(
@@ -31,3 +31,9 @@ def test_stages_that_do_not_add_up_are_refused(wanted: tuple[int, ...]) -> None:
 def test_more_stages_than_layers_are_refused() -> None:
     with pytest.raises(ConfigError, match="the model has 3 layers"):
         split_layers(3, 4)
+
+
+def test_what_is_said_of_a_stages_layers() -> None:
+    named = {"layers.1": "a", "layers.2": "b", "layers.2.state": "c", "layers.12": "d"}
+    assert of_stage(named, range(2, 4)) == {"layers.2": "b", "layers.2.state": "c"}
+    assert of_stage(named, range(12, 13)) == {"layers.12": "d"}

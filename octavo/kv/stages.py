@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import TypeVar
 
 from octavo.errors import ConfigError
+
+T = TypeVar("T")
 
 
 def split_layers(num_layers: int, num_stages: int, wanted: Sequence[int] | None = None) -> tuple[range, ...]:
@@ -33,3 +36,8 @@ def split_layers(num_layers: int, num_stages: int, wanted: Sequence[int] | None 
             counts[stage] += 1
     starts = [sum(counts[:stage]) for stage in range(num_stages)]
     return tuple(range(start, start + count) for start, count in zip(starts, counts, strict=True))
+
+
+def of_stage(named: Mapping[str, T], layers: range) -> dict[str, T]:
+    """What is said of `layers`, by names such as `layers.3` and `layers.3.state`."""
+    return {name: value for name, value in named.items() if int(name.split(".")[1]) in layers}
