@@ -52,9 +52,9 @@ def stage_config(model_config: ModelConfig, stage: Stage) -> ModelConfig:
 
     Raises `UnsupportedModelError` where a layer reads the cache of a layer in another stage.
     """
-    for index in stage.layers:
-        target = model_config.layers[index].kv_sharing_target
-        if target is not None and target not in stage.layers:
+    for index, layer in enumerate(model_config.layers):
+        target = layer.kv_sharing_target
+        if target is not None and (target in stage.layers) != (index in stage.layers):
             raise UnsupportedModelError(
                 f"Layer {index} of {model_config.architecture} reads the cache of layer {target}, which lies in "
                 "another pipeline stage.",

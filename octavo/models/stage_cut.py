@@ -97,7 +97,7 @@ class StageCut:
         if not self.stage.is_last:
             self._check_sent(model)
             for module in behind:
-                _replace(model, module, OtherPart(module))
+                _replace(model, module, OtherPart(module, self._dtype))
         self.border.sent = None
 
     def _fit_form(self, model: Any, layers: nn.ModuleList) -> list[nn.Module]:
@@ -138,7 +138,7 @@ class StageCut:
                 raise self._refusal(model, f"their input comes from a {type(embedding).__name__}, not an embedding")
             _replace(model, embedding, OtherEmbedding(embedding, self.border, self._dtype))
         if not self.stage.is_last and isinstance(head, nn.Module) and not isinstance(head, OtherPart):
-            _replace(model, head, OtherPart(head))
+            _replace(model, head, OtherPart(head, self._dtype))
 
     def _run(self, model: Any, layers: nn.ModuleList) -> _Run:
         """One forward over a few tokens."""

@@ -74,7 +74,7 @@ class _StandIn(nn.Module):
             return super().__getattr__(name)
         except AttributeError:
             original = self.__dict__["_original"]
-            if name in original._parameters or name in original._buffers:
+            if name in original._parameters:
                 raise
             return getattr(original, name)
 
@@ -83,8 +83,9 @@ class OtherEmbedding(_StandIn):
     """The embedding of another stage. Owns: nothing. Never: keeps weights."""
 
     def __init__(self, original: Any, border: Border, dtype: torch.dtype) -> None:
-        super().__init__(_without_tensors(original))
+        super().__init__(_without_weights(original))
         self.__dict__["_border"] = border
+        self.weight = torch.empty(0, dtype=dtype)  # whose dtype some models ask for
         self._size = int(original.embedding_dim)
         self._dtype = dtype
         self.filling = float("nan")
@@ -98,7 +99,7 @@ class OtherLayer(_StandIn):
     """A decoder layer of another stage. Owns: nothing. Never: keeps weights."""
 
     def __init__(self, original: nn.Module, border: Border, *, is_earlier: bool) -> None:
-        super().__init__(_without_tensors(original))
+        super().__init__(_without_weights(original))
         self.__dict__["_border"] = border
         self._is_earlier = is_earlier
 
@@ -112,8 +113,9 @@ class OtherLayer(_StandIn):
 class OtherPart(_StandIn):
     """The last norm or the head of another stage: hands on what it is given. Owns: nothing. Never: keeps weights."""
 
-    def __init__(self, original: nn.Module) -> None:
-        super().__init__(_without_tensors(original))
+    def __init__(self, original: nn.Module, dtype: torch.dtype) -> None:
+        super().__init__(_without_weights(original))
+        self.weight = torch.empty(0, dtype=dtype)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         return given_hidden(args, kwargs)
@@ -124,10 +126,8 @@ def given_hidden(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     return args[0] if args else kwargs.get("hidden_states")
 
 
-def _without_tensors(module: nn.Module) -> nn.Module:
-    """`module` itself, with neither parameters nor buffers in it."""
+def _without_weights(module: nn.Module) -> nn.Module:
+    """`module` itself, with no parameters in it."""
     for part in module.modules():
-        for tensors in (part._parameters, part._buffers):
-            for name in tensors:
-                tensors[name] = None
+        part._parameters.update(dict.fromkeys(part._parameters))
     return module

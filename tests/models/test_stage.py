@@ -35,8 +35,7 @@ def test_layers_of_other_stages_keep_nothing() -> None:
 
 def test_a_layer_and_the_one_whose_cache_it_reads_stay_together() -> None:
     config = ARCHITECTURES["gemma3n_text"].model_config("gemma3n_text")
-    with pytest.raises(
-        UnsupportedModelError, match="Layer 2 of gemma3n_text reads the cache of layer 0, which lies in"
-    ):
-        stage_config(config, Stage(range(2, 4), 4))
+    for layers in (range(2, 4), range(2)):
+        with pytest.raises(UnsupportedModelError, match="Layer 2 of gemma3n_text reads the cache of layer 0"):
+            stage_config(config, Stage(layers, 4))
     assert stage_config(config, Stage(range(4), 4)) == config

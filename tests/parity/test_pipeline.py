@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from octavo import SamplingParams
+from octavo import SamplingParams, plan_kv_cache
 from octavo.attention.numba_cpu import NumbaCPU
+from octavo.config import parse_bytes
+from octavo.errors import ConfigError, PlanError
 from tests.parity.reference import greedy
 from tests.parity.staged import StagedExecutor
-from tests.parity.tiny import HYBRID
+from tests.parity.tiny import HYBRID, VOCAB_SIZE
 from tests.parity.toy import Toy
 
 LENGTHS = (1, 2, 8, 10, 17, 19, 33, 70)
@@ -94,8 +97,75 @@ def test_few_tokens_are_one_program_in_every_stage(toy: Toy, monkeypatch: pytest
         assert calls == []
 
 
-def test_tokens_in_flight_are_those_of_as_many_steps_as_stages(toy: Toy) -> None:
-    """The plan holds what overlapping steps would need, though steps are synchronous."""
-    for num_stages in (1, 2):
-        with toy.llm(**staged(num_stages), max_num_batched_tokens=37, max_chunk_tokens=16) as llm:
-            assert llm.plan.configs[0].max_chunk_tokens == 16
+WITHOUT_CACHE: dict[str, Any] = {
+    "model_type": "nemotron_h",
+    "vocab_size": VOCAB_SIZE,
+    "hidden_size": 48,
+    "intermediate_size": 64,
+    "layers_block_type": ["attention", "mlp", "mlp", "attention", "mlp"],
+    "num_hidden_layers": 5,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 12,
+    "max_position_embeddings": 256,
+    "tie_word_embeddings": False,
+    "eos_token_id": 1,
+    "bos_token_id": 2,
+    "pad_token_id": 0,
+}
+"""Two of five layers attend."""
+
+
+def test_a_stage_without_cached_layers(tmp_path: Path) -> None:
+    toy = Toy(tmp_path, WITHOUT_CACHE, lengths=(3, 17, 30), forks=(16,))
+    with toy.llm(**staged(3, pipeline_layers=(1, 2, 2)), max_num_batched_tokens=20, block_size=4) as llm:
+        assert [[group.layer_names for group in config.groups] for config in llm.plan.configs] == [
+            [("layers.0",)],
+            [()],
+            [("layers.3",)],
+        ]
+        assert llm.plan.configs[1].tensors == ()
+        toy.check(llm, [0, 1, 2, 3, 0, 2])
+
+
+@pytest.mark.parametrize("budget", ["3MiB", ("3MiB", "1MiB"), "1MiB,3MiB"])
+def test_what_ranks_allocate_is_the_plan_to_the_byte(toy: Toy, budget: Any) -> None:
+    """Stages of three and two layers with unequal memory: all take the fewest blocks that one holds."""
+    with toy.llm(**staged(2), kv_memory=budget, max_model_len=200) as llm:
+        configs, workers = llm.plan.configs, StagedExecutor.last.workers
+        sizes = budget.split(",") if isinstance(budget, str) else list(budget)
+        foreseen = plan_kv_cache(
+            str(toy.folder), kv_memory=sizes, pipeline_parallel_size=2, max_model_len=200, max_num_batched_tokens=2048,
+            dtype="float32",
+        )  # fmt: skip
+        assert foreseen.configs == configs
+        assert len({config.num_blocks for config in configs}) == 1
+        for config, worker in zip(configs, workers, strict=True):
+            planned = sum(tensor.size_bytes for tensor in config.tensors)
+            report = worker.report_memory()
+            assert (report.storage_bytes, report.num_blocks) == (planned, config.num_blocks)
+            assert report.num_views == 2 * sum(len(group.layer_names) for group in config.groups)
+        bounds = [size // len(configs[rank].tensors) for rank, size in enumerate(_bytes(sizes))]
+        page = configs[0].groups[0].spec.page_bytes
+        assert configs[0].num_blocks == min(bounds) // page
+
+
+def _bytes(sizes: list[str]) -> list[int]:
+    sizes = sizes * 2 if len(sizes) == 1 else sizes
+    return [parse_bytes(size) for size in sizes]
+
+
+def test_budgets_of_another_number_than_ranks_are_refused(toy: Toy) -> None:
+    with pytest.raises(
+        ConfigError, match=r"--kv-memory is 1\.00 MiB, 1\.00 MiB, 1\.00 MiB\. It must be one size, or one for"
+    ):
+        toy.llm(**staged(2), kv_memory="1MiB,1MiB,1MiB")
+    with pytest.raises(ConfigError, match="--pipeline-layers is 1,1: 2 stages of 2 layers"):
+        toy.llm(**staged(2, pipeline_layers=[1, 1]))
+
+
+def test_a_budget_too_small_for_one_stage_is_refused_before_weights_are_read(toy: Toy) -> None:
+    told: list[str] = []
+    with pytest.raises(PlanError, match="rank 1"):
+        toy.llm(**staged(2), kv_memory="3MiB,20KiB", on_stage=lambda report: told.append(report.name))
+    assert "read_config" in told and "start_executor" not in told

@@ -1,0 +1,36 @@
+"""The cost of ranks: what is measured, and what is told of it."""
+
+from __future__ import annotations
+
+import pytest
+
+from benchmarks import ranks
+from benchmarks.ranks import decode_step, main, null_steps, quantile
+
+
+def test_null_ranks_are_timed_in_turns() -> None:
+    found = null_steps([2], num_steps=100, num_requests=3)
+    assert {name: len(seconds) for name, seconds in found.items()} == {"in this process": 100, "2 processes": 100}
+    assert all(seconds > 0 for column in found.values() for seconds in column)
+
+
+def test_the_step_is_one_of_decoding() -> None:
+    step = decode_step(3)
+    assert (step.num_tokens, len(step.cached_requests.request_ids)) == (3, 3)
+    own = ranks.NullRank(ranks.config_of(1), global_rank=0, local_rank=0)
+    assert own.execute_model(step).sampled == {"request-0": 1, "request-1": 1, "request-2": 1}
+
+
+def test_quantiles() -> None:
+    assert quantile([3.0, 1.0, 2.0, 4.0], 0.5) == 3.0
+    assert quantile([1.0, 2.0], 0.99) == 2.0
+
+
+def test_what_is_told(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(ranks, "real_run", lambda model, num_stages: (2.0 * num_stages, 0.01))
+    main(["--model", "demo", "--stages", "1,3", "--rounds", "2"])
+    last = capsys.readouterr().out.splitlines()[-1]
+    assert last.split() == ["3", "stage(s)", "6.00", "(6.00", "to", "6.00)", "10.00", "(10.00", "to", "10.00)"]
+    monkeypatch.setattr(ranks, "null_steps", lambda asked, **_: {f"{asked[0]} processes": [1e-6, 2e-6, 3e-6]})
+    main(["--ranks", "5"])
+    assert capsys.readouterr().out.splitlines()[-1].split() == ["5", "processes", "2", "3"]
