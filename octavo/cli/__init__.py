@@ -18,6 +18,7 @@ from octavo import __version__
 COMMANDS = {
     "plan": "octavo.cli.plan",
     "generate": "octavo.cli.generate",
+    "chat": "octavo.cli.chat",
     "serve": "octavo.cli.serve",
     "bench": "octavo.cli.bench",
     "eval": "octavo.cli.eval",
