@@ -52,19 +52,10 @@ MAX_RANKS = 4096
 INT32_MAX = 2**31 - 1
 """Block ids and positions are int32."""
 
-_SIZE_UNITS = {
-    "": 1,
-    "B": 1,
-    "KB": 1000,
-    "MB": 1000**2,
-    "GB": 1000**3,
-    "TB": 1000**4,
-    "PB": 1000**5,
-    "KIB": 1024,
-    "MIB": 1024**2,
-    "GIB": 1024**3,
-    "TIB": 1024**4,
-    "PIB": 1024**5,
+_SIZE_UNITS = {"": 1, "B": 1} | {
+    f"{letter}{infix}B": base**power
+    for infix, base in (("", 1000), ("I", 1024))
+    for power, letter in enumerate("KMGTP", start=1)
 }
 
 
@@ -113,6 +104,8 @@ class Environment(msgspec.Struct, frozen=True, kw_only=True):
     """Where assembled demo models, tokenizers and compiled kernels are kept (`OCTAVO_CACHE`, `XDG_CACHE_HOME`)."""
     attention_backend: str
     """`OCTAVO_ATTENTION_BACKEND`: a backend's name, or empty for the default of the device."""
+    ray_address: str
+    """`RAY_ADDRESS`: host:port of a Ray cluster, `local`, or empty for the one of this machine, or else a local one."""
     num_threads: int
     """`OCTAVO_NUM_THREADS`: compute threads of one rank; 0 means every core this process may use."""
 
@@ -159,6 +152,7 @@ def read_environment() -> Environment:
     return Environment(
         cache_dir=find_cache_dir(),
         attention_backend=os.environ.get("OCTAVO_ATTENTION_BACKEND", ""),
+        ray_address=os.environ.get("RAY_ADDRESS", ""),
         num_threads=int(threads),
     )
 
@@ -173,6 +167,22 @@ def child_environment() -> dict[str, str]:
     package_root = str(Path(__file__).resolve().parent.parent)
     paths = [path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path]
     return {**os.environ, "PYTHONPATH": os.pathsep.join([*paths, package_root])}
+
+
+_OF_RANKS = ("OCTAVO_", "OMP_", "GOMP_", "HF_", "XDG_CACHE_HOME")
+"""What the names of variables begin with that a rank on another machine is to see as they are here."""
+
+
+def rank_environment() -> dict[str, str]:
+    """The variables for a process of ours on another machine, which has an environment of its own."""
+    own = {name: value for name, value in os.environ.items() if name.startswith(_OF_RANKS)}
+    return {**own, "PYTHONPATH": child_environment()["PYTHONPATH"]}
+
+
+def drop_thread_limit(limit: str) -> None:
+    """Forget `OMP_NUM_THREADS` where it is `limit`, which a cluster set by itself. Call before torch is imported."""
+    if os.environ.get("OMP_NUM_THREADS") == limit:
+        del os.environ["OMP_NUM_THREADS"]
 
 
 class ModelSource(msgspec.Struct, frozen=True, kw_only=True):

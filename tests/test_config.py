@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +16,11 @@ from octavo.config import (
     ModelSource,
     ParallelConfig,
     SchedulerConfig,
+    drop_thread_limit,
     format_bytes,
     layer_name,
     parse_bytes,
+    rank_environment,
     read_environment,
     resolve_engine_config,
 )
@@ -76,9 +79,28 @@ def test_the_environment_is_read_once_here(monkeypatch: pytest.MonkeyPatch, tmp_
     monkeypatch.setenv("OCTAVO_CACHE", str(tmp_path))
     monkeypatch.setenv("OCTAVO_NUM_THREADS", "3")
     monkeypatch.setenv("OCTAVO_ATTENTION_BACKEND", "torch_reference")
+    monkeypatch.setenv("RAY_ADDRESS", "10.0.0.1:6379")
     environment = read_environment()
     assert (environment.cache_dir, environment.num_threads) == (tmp_path, 3)
-    assert environment.attention_backend == "torch_reference"
+    assert (environment.attention_backend, environment.ray_address) == ("torch_reference", "10.0.0.1:6379")
+
+
+def test_a_rank_on_another_machine_sees_what_is_ours_and_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OCTAVO_NUM_THREADS", "3")
+    monkeypatch.setenv("SECRET_OF_THE_USER", "x")
+    environment = rank_environment()
+    assert environment["OCTAVO_NUM_THREADS"] == "3"
+    assert Path(environment["PYTHONPATH"].split(os.pathsep)[-1], "octavo").is_dir()
+    assert not {"SECRET_OF_THE_USER", "HOME", "PATH"} & environment.keys()
+
+
+def test_a_thread_limit_that_is_not_the_users_is_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OMP_NUM_THREADS", "4")
+    drop_thread_limit("1")
+    assert os.environ["OMP_NUM_THREADS"] == "4"
+    drop_thread_limit("4")
+    assert "OMP_NUM_THREADS" not in os.environ
+    drop_thread_limit("4")
 
 
 def test_a_bad_thread_count_names_the_variable(monkeypatch: pytest.MonkeyPatch) -> None:

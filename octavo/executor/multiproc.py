@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import math
 import select
-import time
 import weakref
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -12,11 +10,11 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from octavo.config import EngineConfig
-from octavo.error_report import ErrorReport, error_from
 from octavo.errors import ExecutorError
+from octavo.executor.deadline import Deadline, RankFailed
 from octavo.executor.executor import Executor
 from octavo.executor.frames import framed
-from octavo.executor.rank_calls import decode_answer, encode_call, is_error
+from octavo.executor.rank_calls import decode_answers, encode_call, is_error
 from octavo.executor.rank_link import RankLink
 from octavo.messages import ModelRunnerOutput, Rendezvous, SchedulerOutput
 
@@ -86,13 +84,9 @@ class MultiprocExecutor(Executor):
         """
         try:
             answers = self._ask(framed(encode_call(method, args)), timeout_s)
-        except _Failed as failed:
+        except RankFailed as failed:
             answers = [failed.frame]
-        results = [decode_answer(method, frame) for frame in answers]
-        for result in results:
-            if isinstance(result, ErrorReport):
-                raise error_from(result)
-        return results
+        return decode_answers(method, answers)
 
     def execute_model(self, step: SchedulerOutput) -> ModelRunnerOutput:
         output: ModelRunnerOutput = self.collective_rpc("execute_model", (step,))[-1]
@@ -133,7 +127,7 @@ class MultiprocExecutor(Executor):
         others wait."""
         waiting = {link.calls.fileno(): rank for rank, link in enumerate(self._links)}
         frames = [b""] * len(waiting)
-        deadline = _Deadline(timeout_s)
+        deadline = Deadline(timeout_s)
         while waiting:
             ready = self._poll.poll(1000 * min(_PULSE_EVERY_S, deadline.seconds_left()))
             for handle, _ in ready:
@@ -173,41 +167,3 @@ def _end_all(links: list[RankLink], grace_s: float) -> None:
     links.clear()
     for link in gone:
         link.end(grace_s=grace_s)
-
-
-class _Deadline:
-    """How long to wait for the answers to one call."""
-
-    def __init__(self, timeout_s: float | None) -> None:
-        self._timeout_s = timeout_s
-        self._end = math.inf if timeout_s is None else time.monotonic() + timeout_s
-        self._failure: bytes | None = None
-
-    def shorten(self, failure: bytes, seconds: float) -> None:
-        """A rank answered with an error: do not wait much longer for the others."""
-        if self._failure is None:
-            self._failure = failure
-            self._end = min(self._end, time.monotonic() + seconds)
-
-    def seconds_left(self) -> float:
-        return max(0.0, self._end - time.monotonic())
-
-    def check(self, rank: int) -> None:
-        """Raise when the time is over: the error that came, or that `rank` is late."""
-        if self.seconds_left() > 0:
-            return
-        if self._failure is not None:
-            raise _Failed(self._failure)
-        raise ExecutorError(
-            f"Rank {rank} did not answer within {self._timeout_s:g} s; all ranks were stopped.",
-            remedy="Give it more time, or start the engine again.",
-            rank=rank,
-        )
-
-
-class _Failed(Exception):
-    """A rank failed, and others still wait for it."""
-
-    def __init__(self, frame: bytes) -> None:
-        super().__init__()
-        self.frame = frame

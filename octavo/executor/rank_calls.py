@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import inspect
 import typing
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import cache
 from typing import Any
 
 import msgspec
 
 from octavo.config import EngineConfig
-from octavo.error_report import ErrorReport
+from octavo.error_report import ErrorReport, error_from
 from octavo.errors import InvariantError
 from octavo.worker.rank import Rank
 
@@ -94,6 +94,15 @@ def decode_answer(method: str, frame: bytes) -> Any:
     if answer.error is not None:
         return answer.error
     return _schema(method)[1].decode(answer.result)
+
+
+def decode_answers(method: str, frames: Iterable[bytes]) -> list[Any]:
+    """The results of `method`, in the order of `frames`. Raises the first error that is among them."""
+    results = [decode_answer(method, frame) for frame in frames]
+    for result in results:
+        if isinstance(result, ErrorReport):
+            raise error_from(result)
+    return results
 
 
 @cache

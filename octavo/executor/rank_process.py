@@ -7,7 +7,6 @@ taken for one that hangs; when that socket closes, whoever started the rank is g
 
 from __future__ import annotations
 
-import importlib
 import os
 import signal
 import socket
@@ -15,9 +14,9 @@ import sys
 import threading
 from typing import Any
 
-from octavo.error_report import report_of
 from octavo.executor.frames import FrameSocket, framed
-from octavo.executor.rank_calls import decode_call, decode_start, encode_error, encode_result
+from octavo.executor.rank_calls import decode_start
+from octavo.executor.rank_host import RankHost, find_rank_class
 
 ORPHANED = 3
 """Exit code of a rank whose executor is gone."""
@@ -26,16 +25,9 @@ ORPHANED = 3
 def serve(calls: FrameSocket, make_rank: Any) -> int:
     """Answer calls until `shutdown` was one or the connection closes; the exit code of the process."""
     try:
-        start = decode_start(calls.receive())
-        number, rank = start.global_rank, None
+        host = RankHost(decode_start(calls.receive()), make_rank)
         while True:
-            frame, method = calls.receive(), "a call"
-            try:
-                method, arguments = decode_call(frame)
-                rank = rank or make_rank(start.config, global_rank=number, local_rank=start.local_rank)
-                answer = encode_result(getattr(rank, method)(*arguments))
-            except Exception as error:  # whatever it is, the caller is to hear of it
-                answer = encode_error(report_of(error, doing=f"Rank {number} failed in {method}"))
+            method, answer = host.answer(calls.receive())
             calls.send(framed(answer))
             if method == "shutdown":
                 return 0
@@ -59,8 +51,7 @@ def main(arguments: list[str]) -> int:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     calls, pulse = (socket.socket(fileno=int(number)) for number in arguments[:2])
     threading.Thread(target=_beat, args=(pulse,), name="pulse", daemon=True).start()
-    module_name, _, name = arguments[2].partition(":")
-    return serve(FrameSocket(calls), getattr(importlib.import_module(module_name), name))
+    return serve(FrameSocket(calls), find_rank_class(arguments[2]))
 
 
 if __name__ == "__main__":

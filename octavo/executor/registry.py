@@ -12,9 +12,13 @@ EXECUTORS: dict[str, str] = {
     "inproc": "octavo.executor.inproc:InprocExecutor",
     "multiproc": "octavo.executor.multiproc:MultiprocExecutor",
     "mp": "octavo.executor.multiproc:MultiprocExecutor",
+    "ray": "octavo.executor.ray:RayExecutor",
 }
 """Name -> `module:Class`; `mp` is vLLM's name for it. A class takes the `EngineConfig` alone and starts nothing before
 `start()`."""
+
+EXTRAS = ("ray",)
+"""Those that need the optional dependencies of their name."""
 
 
 def find_executor(name: str) -> type[Executor]:
@@ -32,9 +36,10 @@ def find_executor(name: str) -> type[Executor]:
     try:
         executor_class = getattr(importlib.import_module(module_name), class_name)
     except (ImportError, AttributeError) as error:
-        raise ConfigError(
-            f"The executor {name!r} cannot be imported: {error}.", remedy=f"Install what {module_name} needs."
-        ) from error
+        needs = (
+            f'Install it with: pip install "octavo[{name}]"' if name in EXTRAS else f"Install what {module_name} needs."
+        )
+        raise ConfigError(f"The executor {name!r} cannot be imported: {error}.", remedy=needs) from error
     if not (isinstance(executor_class, type) and issubclass(executor_class, Executor)):
         raise ConfigError(f"{path} is not an executor.", remedy="Name a subclass of octavo.executor.executor.Executor.")
     return executor_class

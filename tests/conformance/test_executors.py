@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -13,10 +14,12 @@ from octavo.executor import inproc
 from octavo.executor.executor import Executor
 from octavo.executor.inproc import InprocExecutor
 from octavo.executor.multiproc import MultiprocExecutor
+from octavo.executor.registry import find_executor
 from octavo.kv.planner import PlanOptions, plan_kv_cache
 from octavo.kv.specs import FullAttentionSpec, LayerSpec, SlidingWindowSpec
 from octavo.messages import NewRequestData, SchedulerOutput
 from octavo.request import SamplingParams
+from tests.executor.ray_cluster import local_cluster
 from tests.null_executor import NullExecutor, NullRank
 from tests.parity.tiny import HYBRID
 
@@ -60,17 +63,39 @@ def multiproc_on_a_model(monkeypatch: pytest.MonkeyPatch, folder: Path) -> Execu
     return MultiprocExecutor(tiny_model(monkeypatch, folder))
 
 
+def ray_on_null_ranks(monkeypatch: pytest.MonkeyPatch, folder: Path) -> Executor:
+    config = EngineConfig(
+        model=ModelSource(model="none"), parallel=ParallelConfig(tensor_parallel_size=2, executor="ray")
+    )
+    return find_executor("ray")(config, rank_class="tests.executor.process_ranks:Null")  # type: ignore[call-arg]
+
+
+def ray_on_a_model(monkeypatch: pytest.MonkeyPatch, folder: Path) -> Executor:
+    return find_executor("ray")(tiny_model(monkeypatch, folder))  # type: ignore[call-arg]
+
+
 EXECUTORS = [
     pytest.param(null, id="null"),
     pytest.param(inproc_on_a_null_rank, id="inproc-null"),
     pytest.param(inproc_on_a_model, id="inproc-model", marks=pytest.mark.slow),
     pytest.param(multiproc_on_null_ranks, id="multiproc-null"),
     pytest.param(multiproc_on_a_model, id="multiproc-model", marks=pytest.mark.slow),
+    pytest.param(ray_on_null_ranks, id="ray-null", marks=pytest.mark.slow),
+    pytest.param(ray_on_a_model, id="ray-model", marks=pytest.mark.long),
 ]
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[None]:
+    """Of Ray; skips where that is not installed."""
+    with local_cluster():
+        yield
 
 
 @pytest.fixture(params=EXECUTORS)
 def executor(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    if request.param in (ray_on_null_ranks, ray_on_a_model):
+        request.getfixturevalue("cluster")
     made = request.param(monkeypatch, tmp_path)
     yield made
     made.shutdown()

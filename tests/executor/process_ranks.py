@@ -9,7 +9,7 @@ import time
 from octavo.config import EngineConfig
 from octavo.errors import ConfigError
 from octavo.kv.specs import FullAttentionSpec, LayerSpec, SlidingWindowSpec
-from octavo.messages import ModelRunnerOutput, SchedulerOutput
+from octavo.messages import ModelRunnerOutput, Rendezvous, SchedulerOutput, StageReport
 from tests.null_executor import NullRank
 
 SPECS: dict[str, LayerSpec] = {
@@ -81,3 +81,23 @@ class Refusing(Null):
 class Unmakeable(Null):
     def __init__(self, config: EngineConfig, *, global_rank: int, local_rank: int) -> None:
         raise RuntimeError("no rank today")
+
+
+class Telling(Null):
+    """Tells what it was told."""
+
+    def __init__(self, config: EngineConfig, *, global_rank: int, local_rank: int) -> None:
+        super().__init__(config, global_rank=global_rank, local_rank=local_rank)
+        self.facts: dict[str, str | int] = {
+            "local_rank": local_rank,
+            "backend": os.environ.get("OCTAVO_ATTENTION_BACKEND", ""),
+            "threads": os.environ.get("OMP_NUM_THREADS", ""),
+        }
+
+    def init_worker(self, rendezvous: Rendezvous) -> None:
+        super().init_worker(rendezvous)
+        self.facts["num_local_ranks"] = rendezvous.num_local_ranks
+        self.facts["meeting"] = f"{rendezvous.host}:{rendezvous.port}"
+
+    def stage_reports(self) -> list[StageReport]:
+        return [StageReport(name="told", seconds=0.0, result="", rank=self.global_rank, facts=self.facts)]

@@ -10,7 +10,7 @@ import pytest
 from octavo.config import EngineConfig, ModelSource, ParallelConfig
 from octavo.errors import ConfigError
 from octavo.executor.inproc import InprocExecutor
-from octavo.executor.registry import EXECUTORS, create_executor
+from octavo.executor.registry import EXECUTORS, EXTRAS, create_executor, find_executor
 
 
 def named(name: str) -> EngineConfig:
@@ -23,6 +23,8 @@ def test_the_default_executor_is_the_one_of_this_process() -> None:
 
 @pytest.mark.parametrize("name", EXECUTORS)
 def test_every_name_has_its_executor(name: str) -> None:
+    if name in EXTRAS:
+        pytest.importorskip(name, reason=f'needs pip install "octavo[{name}]"')
     assert type(create_executor(named(name))).__name__ == EXECUTORS[name].partition(":")[2]
 
 
@@ -48,6 +50,14 @@ def test_a_class_that_cannot_be_imported(name: str) -> None:
 def test_something_that_is_no_executor(name: str) -> None:
     with pytest.raises(ConfigError, match="is not an executor"):
         create_executor(named(name))
+
+
+@pytest.mark.parametrize("name", EXTRAS)
+def test_a_missing_extra_is_named(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, name, None)
+    monkeypatch.delitem(sys.modules, f"octavo.executor.{name}", raising=False)
+    with pytest.raises(ConfigError, match=rf'pip install "octavo\[{name}\]"'):
+        find_executor(name)
 
 
 def test_asking_for_names_imports_no_torch() -> None:
