@@ -8,19 +8,21 @@ from octavo.errors import LayoutError
 from octavo.formats.kv_specs import kv_cache_specs
 from octavo.kv.planner import PlanOptions, plan_kv_cache
 from octavo.kv.stages import of_stage, split_layers
+from octavo.models.parallel.rank_config import rank_model_config
 from octavo.worker.device import check_cache_dtype, choose_device, choose_dtype
 from octavo.worker.memory_budget import cpu_budget
 
 
 def refuse_too_little_memory(config: EngineConfig, model_config: ModelConfig, options: PlanOptions) -> None:
-    """Raises the `PlanError` that planning would raise for too small a budget, and `ConfigError` for a device, a dtype
-    or a budget that there is not.
+    """Raises the `PlanError` that planning would raise for too small a budget, `ConfigError` for a device, a dtype or a
+    budget that there is not, and `UnsupportedModelError` for ranks that heads cannot be divided over.
 
     The specs come from the config, where ranks report their own, and what is free is what is free now, when weights
     take nothing yet: so nothing is refused here that would have run. On other devices than a CPU only a budget that
     was asked for is known so early.
     """
     check_cache_dtype(config.cache.kv_cache_dtype)
+    rank_model_config(model_config, config.parallel.tensor_parallel_size)
     device = choose_device(config.parallel.device, 0)
     dtype, wanted = choose_dtype(config.model.dtype, device), config.cache.kv_cache_dtype
     parallel = config.parallel

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import partial
 from typing import Any
 
 import torch
@@ -21,6 +22,9 @@ from octavo.models.coded_parameters import CodedParameters, code_linears
 from octavo.models.gguf_weights import read_gguf_weights
 from octavo.models.hf_adapter import LoadedModel, adapt_model
 from octavo.models.load_clock import part
+from octavo.models.parallel.division import divide_model
+from octavo.models.parallel.rank_config import rank_model_config
+from octavo.models.peers import Peers
 from octavo.models.quantization import check_quantization, choose_quantization, quantization_of
 from octavo.models.safetensors_weights import read_safetensors_weights
 from octavo.models.stage import Stage, stage_config, whole
@@ -45,26 +49,28 @@ def load_model(
     block_size: int,
     kv_cache_dtype: str,
     stage: Stage | None = None,
+    peers: Peers | None = None,
 ) -> LoadedModel:
     """The model of `files`, or of a pipeline the `stage`'s part of it, ready to run once its layers are bound.
 
     `kv_cache_dtype` is a dtype name, or `auto` for `dtype`. With `source.load_format` "dummy" the weights are random
-    (seeded by `source.seed`) and no weight file is read.
+    (seeded by `source.seed`) and no weight file is read. With `peers` it is this rank's part of the model, and every
+    one of them must call this.
 
     Raises `ModelFileError` when weights are missing, left over, misshapen or unreadable, `UnsupportedModelError`
     (naming the property) when the model cannot be computed exactly.
     """
-    stage = stage or whole(model_config.num_layers)
-    model_config = stage_config(model_config, stage)
+    stage, num_ranks = stage or whole(model_config.num_layers), 1 if peers is None else peers.size
+    model_config = rank_model_config(stage_config(model_config, stage), num_ranks)
     hf_config = read_hf_config(files)
     config, model_class = find_model(hf_config, code_folder=files.path if source.trust_remote_code else None)
-    limit = source.max_model_len
-    max_model_len = limit if limit is not None and limit > 0 else model_config.max_position
+    limit = source.max_model_len or -1
+    max_model_len = limit if limit > 0 else model_config.max_position
     check_cache_window(config, model_config, max_model_len)
     quantization = quantization_of(hf_config)
     if source.load_format != "dummy":
         check_quantization(quantization, files.path)
-    stored = choose_quantization(source.quantization, files, quantization, device=device, dtype=dtype)
+    stored = choose_quantization(source.quantization, files, quantization, device, dtype, num_ranks=num_ranks)
     cut = _cut_to(stage, model_config, dtype)
     config = config if cut is None else cut.config_for(config)
     with quiet():
@@ -78,9 +84,7 @@ def load_model(
             is_quantized=quantization is not None,
             stays_coded=stored == "gguf",
         )
-        model = model.to(device).eval()
-        if cut is not None:
-            cut.finish(model)
+        model = _own_part(model.to(device).eval(), model_class, cut, peers)
         if stored == "int8":
             code_linears(model)
         return adapt_model(
@@ -100,6 +104,21 @@ def _cut_to(stage: Stage, model_config: ModelConfig, dtype: torch.dtype) -> Stag
     if stage.is_first and stage.is_last:
         return None
     return StageCut(stage, hidden_size=model_config.hidden_size, vocab_size=model_config.vocab_size, dtype=dtype)
+
+
+def _own_part(model: Any, model_class: Any, cut: StageCut | None, peers: Peers | None) -> Any:
+    """This rank's part of a model, or of the stage of one, that has its weights."""
+    if peers is None:
+        if cut is not None:
+            cut.finish(model)
+        return model
+    build = partial(_empty_model, model_class, cut=cut)
+    finish = _leave if cut is None else cut.finish
+    return divide_model(model, build, peers, finish=finish).to(model.device)
+
+
+def _leave(_model: Any) -> None:
+    """A model that is not cut into stages needs nothing."""
 
 
 def _load_weights(
@@ -237,8 +256,13 @@ def _some(names: Iterable[str]) -> str:
 @part("list_parameters")
 def _empty_model(model_class: Any, config: Any, cut: StageCut | None) -> Any:
     """The model without values."""
-    with _refusing(model_class), without_values(), _cutting(cut, model_class):
+
+    def construct(attention: str) -> Any:
+        config._attn_implementation = attention
         return model_class(config)
+
+    with _refusing(model_class), without_values(), _cutting(cut, model_class):
+        return _with_attention(model_class, construct)
 
 
 def _divide_rotary(model: Any, factors: torch.Tensor | None) -> None:

@@ -84,17 +84,19 @@ def check_quantization(method: str | None, path: Path) -> None:
 
 
 def choose_quantization(
-    asked: str, files: ModelFiles, method: str | None, *, device: torch.device, dtype: torch.dtype
+    asked: str, files: ModelFiles, method: str | None, device: torch.device, dtype: torch.dtype, *, num_ranks: int = 1
 ) -> str:
     """How the weights of linear layers are kept: `none` in the dtype of computation, `gguf` as their file has them, or
     `int8`, coded when they are loaded.
 
-    `auto` is `gguf` for a GGUF model that is computed in bfloat16 on a CPU, and `none` for every other; `method` is
-    how the file itself quantises. Raises `ConfigError` when what is asked for cannot be.
+    `auto` is `gguf` for a GGUF model that is computed in bfloat16 on a CPU by one rank, and `none` for every other:
+    `num_ranks` ranks do not divide the codes of a file. `method` is how the file itself quantises. Raises `ConfigError`
+    when what is asked for cannot be.
     """
     is_gguf = files.kind == "gguf"
     if asked == "auto":
-        return "gguf" if is_gguf and device.type == "cpu" and dtype == torch.bfloat16 else "none"
+        stays = is_gguf and device.type == "cpu" and dtype == torch.bfloat16 and num_ranks == 1
+        return "gguf" if stays else "none"
     if asked == "none":
         return asked
     flag = f"--quantization {asked}"
@@ -105,6 +107,11 @@ def choose_quantization(
         raise ConfigError(f"{flag} has no kernel for {name}.", remedy="Use --dtype bfloat16 or float32.")
     if asked == "gguf" and not is_gguf:
         raise ConfigError(f"{flag} keeps the weights of a GGUF file, and {files.path} is none.", remedy=_LEAVE_OUT)
+    if asked == "gguf" and num_ranks > 1:
+        raise ConfigError(
+            f"{flag} keeps the codes of a file, which --tensor-parallel-size {num_ranks} would have to cut.",
+            remedy="Use --quantization int8 or none.",
+        )
     if method is not None:
         raise ConfigError(f"{flag} cannot be: the weights are quantised with {method!r} already.", remedy=_LEAVE_OUT)
     return asked

@@ -14,8 +14,8 @@ from typing import TypeVar
 import torch
 
 from octavo.attention.registry import get_backend
-from octavo.config import EngineConfig, ParallelConfig, format_bytes, read_environment
-from octavo.errors import ConfigError, InvariantError
+from octavo.config import EngineConfig, format_bytes, read_environment
+from octavo.errors import InvariantError
 from octavo.kv.specs import KVCacheConfig, LayerSpec
 from octavo.messages import MemoryReport, ModelRunnerOutput, Rendezvous, SchedulerOutput, StageReport
 from octavo.models.hf_adapter import LoadedModel
@@ -72,7 +72,6 @@ class Worker:
         """
 
         def choose() -> None:
-            _refuse_several_ranks(self._config.parallel)
             check_cache_dtype(self._config.cache.kv_cache_dtype)
             parallel = self._config.parallel
             number = parallel.data_parallel_rank * self._rendezvous.num_local_ranks + self.local_rank
@@ -113,6 +112,7 @@ class Worker:
                     block_size=self._config.cache.block_size,
                     kv_cache_dtype=self._config.cache.kv_cache_dtype,
                     place=self._pipeline_place(),
+                    peers=None if self._ranks is None else self._ranks.tensor,
                 )[1]
             self.reports += [
                 StageReport(name=name, seconds=seconds, result="of load_model", rank=self.global_rank)
@@ -295,14 +295,3 @@ def _states(model: LoadedModel) -> str:
 
 def _name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
-
-
-def _refuse_several_ranks(parallel: ParallelConfig) -> None:
-    """A model is not split over ranks yet, and ranks that all computed the whole of it would gain nothing."""
-    if parallel.tensor_parallel_size > 1:
-        raise ConfigError(
-            f"--tensor-parallel-size is {parallel.tensor_parallel_size}, and Octavo does not divide layers over ranks "
-            "yet.",
-            remedy="Set it to 1; --pipeline-parallel-size gives each rank its own layers.",
-            world_size=parallel.world_size,
-        )

@@ -210,12 +210,3 @@ def test_a_tiny_model_from_disk_gives_transformers_tokens_and_log_probabilities(
     assert [entry.logprobs[0] for entry in told] == pytest.approx(chosen.tolist(), abs=1e-4)
     ranks = (expected[:-1] > chosen[:, None]).sum(1) + 1
     assert [entry.rank for entry in told] == ranks.tolist()
-
-
-def test_several_ranks_are_refused_before_anything_is_loaded() -> None:
-    config = msgspec.structs.replace(
-        config_of(), parallel=ParallelConfig(tensor_parallel_size=2, pipeline_parallel_size=3, executor="multiproc")
-    )
-    worker = Worker(config, global_rank=1, local_rank=1)
-    with pytest.raises(ConfigError, match="--tensor-parallel-size is 2"):
-        worker.init_device()

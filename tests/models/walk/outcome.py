@@ -15,6 +15,7 @@ from octavo.engine.core import EngineCore
 from octavo.errors import UnsupportedModelError
 from octavo.formats.hf_config import model_config_from_hf
 from octavo.formats.kv_specs import kv_cache_specs
+from octavo.kv.specs import LayerSpec
 from octavo.kv.stages import split_layers
 from octavo.messages import EngineCoreRequest
 from octavo.request import SamplingParams
@@ -22,6 +23,7 @@ from tests.models.walk.sizes import CHUNK, FIRST_TOKEN, VOCAB_SIZE, WINDOW
 from tests.models.walk.tiny_model import save_tiny_model
 from tests.parity.reference import Greedy, count_excused, greedy
 from tests.parity.staged import StagedExecutor
+from tests.thread_executor import ThreadExecutor
 
 BLOCK_SIZE = 4
 NUM_TOKENS = 8
@@ -57,10 +59,11 @@ class Outcome:
         return not self.refusal
 
 
-def walk(name: str, folder: Path, *, num_stages: int = 1) -> Outcome:
+def walk(name: str, folder: Path, *, num_stages: int = 1, num_ranks: int = 1) -> Outcome:
     """Build a tiny model of this type (or variant) in `folder`, run it through Octavo, compare with transformers.
 
-    With several stages, its layers are divided over them.
+    With several stages, its layers are divided over them. Several ranks divide each layer: construct models
+    `thread_executor.one_at_a_time` then.
 
     Raises `AssertionError` when it runs and is wrong, or is refused without naming a property; whatever else Octavo
     raises, too: no model may fail with a traceback.
@@ -70,7 +73,7 @@ def walk(name: str, folder: Path, *, num_stages: int = 1) -> Outcome:
         model = save_tiny_model(name, folder, spread=spread)
         architecture, layers = _describe(folder)
         try:
-            run = _Run(folder, num_stages)
+            run = _Run(folder, num_stages, num_ranks)
         except UnsupportedModelError as error:
             _check_refusal(error)
             return Outcome(name, architecture, layers, 0, error.fact)
@@ -105,14 +108,15 @@ def num_different(references: Sequence[Greedy]) -> int:
 class _Run:
     """Octavo's own way from a folder to tokens. Owns: an engine core in this process."""
 
-    def __init__(self, folder: Path, num_stages: int) -> None:
+    def __init__(self, folder: Path, num_stages: int, num_ranks: int) -> None:
         config = EngineConfig(
             model=ModelSource(model=str(folder), dtype="float32", max_model_len=MAX_MODEL_LEN),
             cache=CacheConfig(block_size=BLOCK_SIZE, kv_memory_bytes=16 << 20),
             scheduler=SchedulerConfig(max_num_batched_tokens=STEP_TOKENS),
-            parallel=ParallelConfig(pipeline_parallel_size=num_stages),
+            parallel=ParallelConfig(tensor_parallel_size=num_ranks, pipeline_parallel_size=num_stages),
         )
-        self._executor = StagedExecutor(config)
+        self._num_ranks = num_ranks
+        self._executor = StagedExecutor(config) if num_ranks == 1 else ThreadExecutor(config)
         self._core = EngineCore(config, executor=self._executor)
         self.num_groups = len(self._core.plan.configs[0].groups)
         self._num_cached: dict[str, int] = {}
@@ -146,20 +150,27 @@ class _Run:
 
     def _check_specs(self) -> None:
         """What the config promised is what the loaded layers report."""
-        specs, shared = kv_cache_specs(self._core.model_config, block_size=BLOCK_SIZE, dtype="float32")
+        specs, shared = self._specs()
         by_rank = self._executor.get_kv_cache_specs(), self._executor.get_shared_layers()
-        stages = split_layers(self._core.model_config.num_layers, len(by_rank[0]))
+        stages = split_layers(self._core.model_config.num_layers, len(by_rank[0]) // self._num_ranks)
         for promised, reported in zip((specs, shared), by_rank, strict=True):
             parted = [{name: promised[name] for name in promised if index_of(name) in stage} for stage in stages]
-            assert reported == parted
+            assert reported == [part for part in parted for _ in range(self._num_ranks)]
 
     def _check_calls(self) -> None:
         """Every layer that has a cache, its own or another's, went through it."""
-        specs, shared = kv_cache_specs(self._core.model_config, block_size=BLOCK_SIZE, dtype="float32")
+        specs, shared = self._specs()
         models = [worker._loaded() for worker in self._executor.workers]
-        calls = {name: layer.num_calls for model in models for name, layer in model.cache_layers.items()}
-        assert set(calls) == {*specs, *shared}
-        assert all(calls.values()), calls
+        calls = [(name, layer.num_calls) for model in models for name, layer in model.cache_layers.items()]
+        assert len(calls) == self._num_ranks * len({*specs, *shared})
+        assert {name for name, _ in calls} == {*specs, *shared}
+        assert all(count for _, count in calls), calls
+
+    def _specs(self) -> tuple[dict[str, LayerSpec], dict[str, str]]:
+        """What the config says that a rank keeps of all layers."""
+        return kv_cache_specs(
+            self._core.model_config, block_size=BLOCK_SIZE, dtype="float32", tensor_parallel_size=self._num_ranks
+        )
 
 
 def index_of(name: str) -> int:

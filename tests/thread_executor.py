@@ -1,0 +1,80 @@
+"""Ranks as threads of one process: what several ranks compute can be tried on without starting any."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import pytest
+
+from octavo.config import EngineConfig
+from octavo.errors import ExecutorError
+from octavo.executor.executor import Executor
+from octavo.messages import ModelRunnerOutput, Rendezvous, SchedulerOutput
+from octavo.models import loader
+from octavo.worker.worker import Worker
+from octavo.worker.wrapper import WorkerWrapper
+
+
+def one_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let no two threads construct models: transformers changes its own modules meanwhile."""
+    lock = threading.RLock()
+
+    def guarded(function: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            with lock:
+                return function(*args, **kwargs)
+
+        return call
+
+    for name in ("_load_weights", "_empty_model", "find_model"):
+        monkeypatch.setattr(loader, name, guarded(getattr(loader, name)))
+
+
+class ThreadExecutor(Executor):
+    """A thread per rank. Construct models `one_at_a_time`."""
+
+    def __init__(self, config: EngineConfig) -> None:
+        self._config = config
+        self._workers: list[WorkerWrapper] = []
+
+    def start(self) -> None:
+        size = self._config.parallel.world_size
+        self._workers = [WorkerWrapper(self._config, global_rank=rank, local_rank=rank) for rank in range(size)]
+        try:
+            with TemporaryDirectory() as folder:
+                rendezvous = Rendezvous(path=str(Path(folder, "ranks")), num_local_ranks=size, timeout_s=20)
+                self.collective_rpc("init_worker", (rendezvous,))
+                self.collective_rpc("init_device")
+            self.collective_rpc("load_model")
+        except BaseException:
+            self.shutdown()
+            raise
+
+    def collective_rpc(self, method: str, args: Sequence[Any] = (), *, timeout_s: float | None = None) -> list[Any]:
+        self.check_health()
+        with ThreadPoolExecutor(len(self._workers)) as pool:
+            return list(pool.map(lambda worker: getattr(worker, method)(*args), self._workers))
+
+    def execute_model(self, step: SchedulerOutput) -> ModelRunnerOutput:
+        outputs = self.collective_rpc("execute_model", (step,))[-self._config.parallel.tensor_parallel_size :]
+        assert all(output == outputs[0] for output in outputs), "the ranks disagree"
+        found: ModelRunnerOutput = outputs[0]
+        return found
+
+    @property
+    def workers(self) -> list[Worker]:
+        return [worker._made() for worker in self._workers]
+
+    def check_health(self) -> None:
+        if not self._workers:
+            raise ExecutorError("The executor is not running.", remedy="Call start first.")
+
+    def shutdown(self) -> None:
+        for worker in self._workers:
+            worker.shutdown()
+        self._workers = []
