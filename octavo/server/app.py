@@ -22,6 +22,7 @@ from octavo.server.chat import Chats
 from octavo.server.completions import Completions
 from octavo.server.failures import ServerError, failure_of
 from octavo.server.gate import Gate
+from octavo.server.page import page
 from octavo.server.settings import ServerSettings
 
 logger = logging.getLogger(__name__)
@@ -95,6 +96,10 @@ def _tokenize(engine: AsyncLLM, gate: Gate, chats: Chats, body: TokenizeBody) ->
 
 def _add_state(app: FastAPI, engine: AsyncLLM, gate: Gate, metrics: EngineMetrics, version: str) -> None:
     started = unix_time()
+
+    @app.get("/", include_in_schema=False)
+    async def show_page() -> Response:
+        return page()
 
     @app.get("/v1/models")
     async def list_models() -> dict[str, Any]:
