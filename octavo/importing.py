@@ -22,7 +22,7 @@ import os
 import sys
 import threading
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
 from types import ModuleType
@@ -30,6 +30,10 @@ from typing import Any
 
 _LIBRARIES = ("libtorch_global_deps.so", "libtorch_cpu.so")
 """In the order in which torch itself loads them; the first for the whole process, as torch does."""
+
+_SMALL_EXTENSIONS = ("_json", "_pickle", "_queue", "resource", "markupsafe", "tokenizers")
+"""Extension modules, or packages around one, that commands import next. A library that is being loaded keeps others
+from being loaded, so whoever imported one of these meanwhile would wait for torch's."""
 
 _PYTHON_OPERATORS = "torch._meta_registrations"
 _COMPILERS = frozenset({"torch._dynamo", "torch._inductor", "torch._decomp", "torch._refs", "torch._prims"})
@@ -64,6 +68,9 @@ def read_ahead() -> None:
         return
     paths = [Path(found.origin).with_name("lib") / name for name in _LIBRARIES]
     if all(path.is_file() for path in paths):
+        for name in _SMALL_EXTENSIONS:
+            with suppress(ImportError):
+                importlib.import_module(name)
         threading.Thread(target=_load, args=(paths,), name="read-ahead", daemon=True).start()
 
 

@@ -11,9 +11,9 @@ import sys
 from typing import Annotated, Any
 
 import typer
-from typer.core import TyperGroup
 
 from octavo import __version__
+from octavo.cli.plain_values import PlainGroup
 
 COMMANDS = {
     "plan": "octavo.cli.plan",
@@ -26,7 +26,7 @@ COMMANDS = {
 """Command, or group of commands -> the module whose `app` it is."""
 
 
-class _Commands(TyperGroup):
+class _Commands(PlainGroup):
     """Loads a command's module when the command is called, so that each pays only for itself."""
 
     def list_commands(self, ctx: Any) -> list[str]:

@@ -11,9 +11,11 @@ from octavo.cli import flags
 from octavo.cli.generate import FIGURES, Json, Verbose
 from octavo.cli.help_text import TextHelp
 from octavo.cli.outcome import exit_codes
+from octavo.cli.plain_values import PlainGroup
 from octavo.importing import hurry
 
 app = typer.Typer(
+    cls=PlainGroup,
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import importlib.metadata
+import math
 import platform
-import statistics
 from collections.abc import Sequence
 from typing import Any
 
@@ -83,7 +83,7 @@ def spread(values: Sequence[float]) -> dict[str, float]:
         return {}
     ordered = sorted(values)
     at = {f"p{percent}": ordered[-(-len(ordered) * percent // 100) - 1] for percent in (50, 90, 99)}
-    return {"mean": statistics.fmean(ordered), **at, "max": ordered[-1]}
+    return {"mean": math.fsum(ordered) / len(ordered), **at, "max": ordered[-1]}
 
 
 def _settings(llm: Any, config: EngineConfig, stages: StageLog) -> dict[str, Any]:

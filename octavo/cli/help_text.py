@@ -7,12 +7,18 @@ from typing import Any
 
 from typer.core import TyperCommand
 
+from octavo.cli.plain_values import read_plainly
+
 PANEL_COLUMNS = 150
 """Terminals narrower than this have no room for typer's panels: names of options would lose their ends there."""
 
 
 class TextHelp(TyperCommand):
     """A command whose help on a narrow terminal is plain text: options under the titles of their panels."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        read_plainly(self.get_params(ctx))
+        return super().parse_args(ctx, args)
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
         if shutil.get_terminal_size().columns >= PANEL_COLUMNS:

@@ -63,22 +63,25 @@ def start(
             prepared = preparation.prepare(config, stages)
             return prepared, make_ready(prepared, config)
 
-        with ThreadPoolExecutor(max_workers=1, thread_name_prefix="preparation") as pool:
-            preparing = pool.submit(prepare)
-            before = seconds_since_start()
-            import_torch()
-            stages.note("import_torch", seconds_since_start() - before, "without its compiler's operators")
-            before = seconds_since_start()
-            llm_class = importlib.import_module("octavo.engine.llm").LLM
-            if preparing.done():
-                preparing.result()  # What was refused is told at once.
-            importlib.import_module("octavo.executor.registry").chosen_executor(config.parallel)
-            stages.note("import_libraries", seconds_since_start() - before, "what else models need")
-            collect_from_now()
-            before = seconds_since_start()
-            prepared, ready = preparing.result()
-            stages.note("await_readers", seconds_since_start() - before, "config, tokenizer and prompts are read")
-        llm = llm_class(**options, on_stage=stages, prepared=prepared)
+        try:
+            with ThreadPoolExecutor(max_workers=1, thread_name_prefix="preparation") as pool:
+                preparing = pool.submit(prepare)
+                before = seconds_since_start()
+                import_torch()
+                stages.note("import_torch", seconds_since_start() - before, "without its compiler's operators")
+                before = seconds_since_start()
+                llm_class = importlib.import_module("octavo.engine.llm").LLM
+                if preparing.done():
+                    preparing.result()  # What was refused is told at once.
+                importlib.import_module("octavo.executor.registry").chosen_executor(config.parallel)
+                stages.note("import_libraries", seconds_since_start() - before, "what else models need")
+                collect_from_now()
+                before = seconds_since_start()
+                prepared, ready = preparing.result()
+                stages.note("await_readers", seconds_since_start() - before, "config, tokenizer and prompts are read")
+            llm = llm_class(**options, on_stage=stages, prepared=prepared)
+        finally:
+            preparation.stop_reading()
     stages.note("ready", seconds_since_start(), "since the start of the process")
     if not quiet:
         view = plan_view(llm.plan, model_name=llm.model_name, device=_DEVICE_NAMES[llm.device])

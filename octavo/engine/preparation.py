@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
 import msgspec
 
@@ -18,9 +19,29 @@ from octavo.engine.tokenizer import Tokenizer, load_tokenizer
 from octavo.formats.model_config import load_model_config
 from octavo.formats.source import ModelFiles, locate, locate_tokenizer
 from octavo.messages import StageReport
+from octavo.models.reading_ahead import Form, read_ahead, stays_coded, stop_reading
 from octavo.request import SamplingParams
+from octavo.worker.cpu_dtype import fastest_dtype
+from octavo.worker.host_memory import usable_cores
+
+_MOST_READERS = 4
+"""Threads that read weights ahead; one core is left to the thread that imports."""
+
+_GPU_DRIVER = Path("/proc/driver/nvidia")
 
 OnStage = Callable[[StageReport], None]
+
+
+__all__ = [
+    "OnStage",
+    "Prepared",
+    "check_prompts",
+    "find_files",
+    "prepare",
+    "read_tokenizer",
+    "render_chat",
+    "stop_reading",
+]
 
 
 class Prepared(msgspec.Struct, frozen=True, kw_only=True):
@@ -31,9 +52,25 @@ class Prepared(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def prepare(config: EngineConfig, on_stage: OnStage) -> Prepared:
-    """Find the files that `config` names and read what is not weights. Raises as the three functions it calls."""
+    """Find the files that `config` names and read what is not weights. Raises as the three functions it calls.
+
+    Weights that this process will load on a CPU are read ahead from here on, until they are loaded or `stop_reading`.
+    """
     files = find_files(config, on_stage)
+    if _loads_here(config, files):
+        model = config.model
+        dtype = fastest_dtype() if model.dtype == "auto" else model.dtype
+        form = Form(dtype, stays_coded(model.quantization, dtype))
+        read_ahead(files.weight_paths, form, min(_MOST_READERS, max(1, usable_cores() - 1)))
     return Prepared(model_config=load_model_config(files), tokenizer=read_tokenizer(config, files, on_stage))
+
+
+def _loads_here(config: EngineConfig, files: ModelFiles) -> bool:
+    """Whether a GGUF model will be loaded by this process, onto a CPU; False where that is not sure yet."""
+    parallel = config.parallel
+    is_cpu = parallel.device == "cpu" or (parallel.device == "auto" and not _GPU_DRIVER.exists())
+    is_alone = parallel.executor in ("auto", "inproc") and parallel.num_local_ranks == 1
+    return files.kind == "gguf" and config.model.load_format != "dummy" and is_cpu and is_alone
 
 
 def check_prompts(

@@ -76,11 +76,12 @@ def dequantize(
     *,
     out: npt.NDArray[Any] | None = None,
     num_threads: int = 0,
+    elements_at_once: int = CHUNK_ELEMENTS,
 ) -> npt.NDArray[Any]:
     """The tensor whose stored bytes are `raw`, as an array of `shape` in `dtype` (bfloat16 as uint16 bits).
 
     `out`, when given, is filled and returned: a contiguous array of that shape and dtype.
-    `num_threads` 0 takes every core this process may use.
+    `num_threads` 0 takes every core this process may use; each unpacks `elements_at_once`.
     Raises `UnsupportedModelError` for a type that has no kernel, `ModelFileError` when `raw` has not the right size.
     """
     unpack = KERNELS.get(type_name)
@@ -102,7 +103,8 @@ def dequantize(
     blocks = raw.reshape(-1).view()
     blocks.flags.writeable = False
     num_blocks = num_elements // kind.block_elements
-    _run(unpack, kind, blocks, out.reshape(-1), num_blocks, num_threads or _usable_cores())
+    step = elements_at_once // kind.block_elements
+    _run(unpack, kind, blocks, out.reshape(-1), num_blocks, step, num_threads or _usable_cores())
     return out
 
 
@@ -117,10 +119,10 @@ def _run(
     blocks: Bytes,
     out: npt.NDArray[Any],
     num_blocks: int,
+    step: int,
     num_threads: int,
 ) -> None:
-    """Unpack `num_blocks` blocks into the flat `out`, in slices of equal size over the threads."""
-    step = CHUNK_ELEMENTS // kind.block_elements
+    """Unpack `num_blocks` blocks into the flat `out`, `step` at a time, in slices of equal size over the threads."""
     num_threads = min(num_threads, -(-num_blocks // step))
 
     def work(thread: int) -> None:

@@ -7,8 +7,6 @@ embedding owns them and a row of the file is a row of the parameter, whatever th
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -16,14 +14,12 @@ import numpy.typing as npt
 import torch
 from torch import nn
 
-from octavo.formats.codes import CODINGS, INT8, GroupCodes, make_codes, read_codes
+from octavo.formats.codes import CODINGS, INT8, GroupCodes, make_codes
 from octavo.formats.gguf import TensorInfo
 from octavo.models.gguf_conversions import Conversion
 from octavo.models.modules.coded_tensor import code_parameter
-from octavo.models.modules.panels import OUTPUTS, Panels
-
-_ROWS_AT_ONCE = 4 * OUTPUTS
-"""Rows that a thread reads at a time: their codes stay in a core's cache until they are in panels."""
+from octavo.models.modules.panels import Panels
+from octavo.models.panel_reading import fill_panels, read_panels
 
 Bytes = npt.NDArray[np.uint8]
 
@@ -38,24 +34,27 @@ class CodedParameters:
         self._panels: dict[int, tuple[torch.Tensor, Panels]] = {}
 
     def take(
-        self, parameter: str, name: str, info: TensorInfo, raw: Bytes, conversion: Conversion, config: Any
+        self,
+        parameter: str,
+        name: str,
+        info: TensorInfo,
+        raw: Bytes,
+        conversion: Conversion,
+        config: Any,
+        ready: Panels | None = None,
     ) -> torch.Tensor | None:
-        """A stand-in for the parameter whose coded numbers are `raw`, or None where it cannot stay coded."""
+        """A stand-in for the parameter whose coded numbers are `raw`, or None where it cannot stay coded.
+
+        `ready` are the panels of those numbers, their rows in the file's order, if somebody made them.
+        """
         if info.type not in CODINGS or self._shapes.get(parameter) != torch.Size(info.shape):
             return None
         order = row_order(name, info.shape, conversion, config)
         if order is None:
             return None
-        rows = raw.reshape(info.shape[0], -1)
-        num_outputs, num_inputs = info.shape
-
-        def read(first: int, last: int) -> GroupCodes:
-            part = rows[order[first:last]] if order.size else rows[first:last]
-            return read_codes(part.reshape(-1), info.type, num_inputs)
-
-        panels = Panels(num_outputs, num_inputs, CODINGS[info.type], info.type)
-        _fill(panels, read)
-        return self._stand_in(panels)
+        if order.size:
+            return self._stand_in(read_panels(raw, info, order, num_threads=torch.get_num_threads()))
+        return self._stand_in(ready or read_panels(raw, info, num_threads=torch.get_num_threads()))
 
     def _stand_in(self, panels: Panels) -> torch.Tensor:
         one = torch.zeros(1, dtype=self._dtype)
@@ -85,6 +84,8 @@ def row_order(name: str, shape: tuple[int, ...], conversion: Conversion, config:
         undone = conversion.undo(name, given, config)
     except (RuntimeError, IndexError, ZeroDivisionError):
         return None
+    if undone is given:
+        return np.empty(0, np.int64)
     if undone.shape != given.shape or undone.dtype != given.dtype:
         return None
     found = undone[:, 0]
@@ -114,15 +115,5 @@ def _int8(weight: torch.Tensor) -> Panels:
     def read(first: int, last: int) -> GroupCodes:
         return make_codes(nn.functional.pad(weight[first:last].float(), (0, filled)).numpy())
 
-    _fill(panels, read)
+    fill_panels(panels, read, num_threads=torch.get_num_threads())
     return panels
-
-
-def _fill(panels: Panels, read: Callable[[int, int], GroupCodes]) -> None:
-    """All rows, shared out among threads."""
-
-    def work(first: int) -> None:
-        panels.fill(first, read(first, min(first + _ROWS_AT_ONCE, panels.num_outputs)))
-
-    with ThreadPoolExecutor(torch.get_num_threads()) as pool:
-        list(pool.map(work, range(0, panels.num_outputs, _ROWS_AT_ONCE)))

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from gguf.constants import MODEL_ARCH, MODEL_ARCH_NAMES
 from gguf.tensor_mapping import TensorNameMap
@@ -23,6 +25,8 @@ from octavo.formats.open_files import open_gguf
 from octavo.models.coded_parameters import CodedParameters
 from octavo.models.gguf_conversions import CONVERSIONS, Conversion
 from octavo.models.load_clock import part
+from octavo.models.modules.panels import Panels
+from octavo.models.reading_ahead import Form, ReadyWeights, what_is_ready
 
 _DTYPE_NAMES = {torch.float32: "float32", torch.bfloat16: "bfloat16", torch.float16: "float16"}
 
@@ -55,7 +59,7 @@ class GGUFWeights(NamedTuple):
 
 @part("read_weights")
 def read_gguf_weights(
-    paths: Iterable[Path],
+    paths: Sequence[Path],
     shapes: Mapping[str, torch.Size],
     config: Any,
     dtype: torch.dtype,
@@ -65,9 +69,23 @@ def read_gguf_weights(
     """Every tensor of the files in `dtype`, for a model whose parameters have these shapes.
 
     What `coded` takes stays as it is; parameters in `left_out` are another rank's, and their tensors are not read.
-    Vectors are fixed up in float32 before they are rounded. Raises `ModelFileError` for a tensor that does not fit the
-    config, `UnsupportedModelError` for an architecture whose tensor names are not known.
+    Vectors are fixed up in float32 before they are rounded. What `reading_ahead` has ready is taken from there. Raises
+    `ModelFileError` for a tensor that does not fit the config, `UnsupportedModelError` for an architecture whose tensor
+    names are not known.
     """
+    with what_is_ready(paths, Form(_DTYPE_NAMES[dtype], coded is not None)) as ahead:
+        return _read_files(paths, shapes, config, dtype, coded, left_out, ahead)
+
+
+def _read_files(
+    paths: Sequence[Path],
+    shapes: Mapping[str, torch.Size],
+    config: Any,
+    dtype: torch.dtype,
+    coded: CodedParameters | None,
+    left_out: Collection[str],
+    ahead: ReadyWeights | None,
+) -> GGUFWeights:
     parameters: dict[str, torch.Tensor] = {}
     rotary_factors = None
     names: dict[str, str] = {}
@@ -91,14 +109,17 @@ def read_gguf_weights(
                 parameter = names.get(name, name)
                 if parameter in left_out:
                     continue
+                ready = None if ahead is None else ahead.take(path, name)
                 if coded is not None:
-                    stand_in = coded.take(parameter, name, info, file.raw(name), conversion, config)
+                    panels = ready if isinstance(ready, Panels) else None
+                    stand_in = coded.take(parameter, name, info, file.raw(name), conversion, config, panels)
                     if stand_in is not None:
                         parameters[parameter] = stand_in
                         seen.update([parameter])
                         continue
                 exact = torch.float32 if name.endswith(conversion.exact) else dtype
-                tensor = conversion.undo(name, _read(file, name, exact), config).to(dtype)
+                numbers = ready if isinstance(ready, np.ndarray) and exact is dtype else None
+                tensor = conversion.undo(name, _read(file, name, exact, numbers), config).to(dtype)
                 _place(parameters, name, parameter, tensor, shapes, conversion)
             except (RuntimeError, ZeroDivisionError, IndexError, StopIteration):
                 raise ModelFileError(
@@ -114,10 +135,13 @@ def read_gguf_weights(
     return GGUFWeights(parameters, rotary_factors)
 
 
-def _read(file: GGUFFile, name: str, dtype: torch.dtype) -> torch.Tensor:
+def _read(file: GGUFFile, name: str, dtype: torch.dtype, numbers: npt.NDArray[Any] | None = None) -> torch.Tensor:
+    """The tensor in `dtype`, which `numbers` are if they are given; vectors in float32."""
     info = file.tensors[name]
     exact = dtype if len(info.shape) > 1 else torch.float32
-    tensor = torch.from_numpy(dequantize(file.raw(name), info.type, info.shape, dtype=_DTYPE_NAMES[exact]))
+    if numbers is None:
+        numbers = dequantize(file.raw(name), info.type, info.shape, dtype=_DTYPE_NAMES[exact])
+    tensor = torch.from_numpy(numbers)
     return tensor.view(torch.bfloat16) if exact is torch.bfloat16 else tensor
 
 

@@ -15,6 +15,7 @@ import torch
 
 from octavo.errors import ConfigError, ModelFileError, UnsupportedModelError
 from octavo.formats.source import ModelFiles
+from octavo.models.reading_ahead import stays_coded
 
 PACKAGES: dict[str, tuple[str, ...]] = {
     "fp8": ("accelerate",),
@@ -94,17 +95,17 @@ def choose_quantization(
     when what is asked for cannot be.
     """
     is_gguf = files.kind == "gguf"
+    dtype_name = str(dtype).removeprefix("torch.")
     if asked == "auto":
-        stays = is_gguf and device.type == "cpu" and dtype == torch.bfloat16 and num_ranks == 1
-        return "gguf" if stays else "none"
+        is_cpu = device.type == "cpu" and num_ranks == 1
+        return "gguf" if is_gguf and is_cpu and stays_coded(asked, dtype_name) else "none"
     if asked == "none":
         return asked
     flag = f"--quantization {asked}"
     if device.type != "cpu":
         raise ConfigError(f"{flag} is computed on a CPU alone, and the device is {device.type}.", remedy=_LEAVE_OUT)
     if dtype not in (torch.bfloat16, torch.float32):
-        name = str(dtype).removeprefix("torch.")
-        raise ConfigError(f"{flag} has no kernel for {name}.", remedy="Use --dtype bfloat16 or float32.")
+        raise ConfigError(f"{flag} has no kernel for {dtype_name}.", remedy="Use --dtype bfloat16 or float32.")
     if asked == "gguf" and not is_gguf:
         raise ConfigError(f"{flag} keeps the weights of a GGUF file, and {files.path} is none.", remedy=_LEAVE_OUT)
     if asked == "gguf" and num_ranks > 1:

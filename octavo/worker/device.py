@@ -7,15 +7,11 @@ from pathlib import Path
 import torch
 
 from octavo.errors import ConfigError
+from octavo.worker.cpu_dtype import fastest_dtype
 from octavo.worker.host_memory import usable_cores
 
 CACHE_DTYPES = ("auto", "bfloat16", "float16", "float32")
 """What `--kv-cache-dtype` accepts: the dtypes that attention backends read and write."""
-
-_BFLOAT16_FLAGS = frozenset(("avx512_bf16", "amx_bf16", "bf16", "avx512dq"))
-"""Flags in `/proc/cpuinfo` of CPUs that are at their fastest in bfloat16: with products of it (x86, x86, ARM), or with
-AVX-512 alone, where our kernels widen what they read and reading half the bytes counts for more (docs/decisions/0026).
-"""
 
 
 def choose_device(name: str, local_rank: int) -> torch.device:
@@ -54,7 +50,7 @@ def choose_dtype(name: str, device: torch.device, root: Path = Path("/")) -> tor
         raise ConfigError(f"--dtype is {name}.", remedy="It must be one of auto, " + ", ".join(dtypes) + ".")
     if device.type == "cuda":
         return torch.bfloat16 if torch.cuda.is_bf16_supported() else torch.float16
-    return torch.bfloat16 if _BFLOAT16_FLAGS & cpu_flags(root) else torch.float32
+    return dtypes[fastest_dtype(root)]
 
 
 def check_cache_dtype(name: str) -> None:
@@ -69,16 +65,3 @@ def choose_num_threads(asked: int, num_local_ranks: int) -> int:
     torch's own number is an upper bound of that share, because it heeds the user's `OMP_NUM_THREADS`.
     """
     return asked or max(1, min(usable_cores(), torch.get_num_threads()) // num_local_ranks)
-
-
-def cpu_flags(root: Path = Path("/")) -> frozenset[str]:
-    """Instruction-set flags of the first CPU in `/proc/cpuinfo`; none where there is no such file."""
-    try:
-        lines = (root / "proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        return frozenset()
-    for line in lines:
-        name, _, value = line.partition(":")
-        if name.strip() in ("flags", "Features"):
-            return frozenset(value.split())
-    return frozenset()

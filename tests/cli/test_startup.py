@@ -35,8 +35,11 @@ def test_what_cannot_be_made_ready_starts_no_engine(core: FakeCore, monkeypatch:
         raise RequestError("No.")
 
     monkeypatch.setattr("octavo.engine.llm.start_client", lambda *_, **__: pytest.fail("an engine was started"))
+    stopped: list[bool] = []
+    monkeypatch.setattr("octavo.engine.preparation.stop_reading", lambda: stopped.append(True))
     with pytest.raises(RequestError, match=r"^No\.$"):
         _start(refuse)
+    assert stopped
 
 
 def test_quiet_says_nothing_and_verbose_each_stage(core: FakeCore, capsys: pytest.CaptureFixture[str]) -> None:

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
-from octavo.config import EngineConfig, ModelSource
+from octavo.config import EngineConfig, ModelSource, ParallelConfig
 from octavo.engine.llm import LLM
 from octavo.engine.preparation import check_prompts, prepare
 from octavo.errors import RequestError
+from octavo.formats.source import ModelFiles
 from octavo.messages import StageReport
+from octavo.models.reading_ahead import Form
 from octavo.request import SamplingParams
 from tests.engine.fake_core import FakeCore
 from tests.engine.fake_model import install_fake_model
@@ -62,3 +66,49 @@ def test_a_prepared_model_is_not_read_again(core: FakeCore, monkeypatch: pytest.
         assert llm.get_tokenizer() is prepared.tokenizer
         assert llm.generate("abc")[0].outputs[0].text == "cba"
     assert [report.name for report in told].count("load_tokenizer") == 1
+
+
+@pytest.mark.parametrize(
+    ("kind", "source", "parallel", "form"),
+    [
+        ("gguf", {}, {}, Form("float32", is_coded=False)),
+        ("gguf", {"dtype": "bfloat16"}, {"executor": "inproc"}, Form("bfloat16", is_coded=True)),
+        ("gguf", {"dtype": "bfloat16", "quantization": "none"}, {"device": "cpu"}, Form("bfloat16", is_coded=False)),
+        ("gguf", {"quantization": "gguf"}, {}, Form("float32", is_coded=True)),
+        ("gguf", {"load_format": "dummy"}, {}, None),
+        ("gguf", {}, {"device": "cuda"}, None),
+        ("gguf", {}, {"executor": "mp"}, None),
+        ("gguf", {}, {"tensor_parallel_size": 2}, None),
+        ("gguf", {}, {"data_parallel_size": 2}, None),
+        ("folder", {}, {}, None),
+    ],
+)
+def test_weights_are_read_ahead_where_this_process_will_load_them(
+    kind: str, source: dict[str, Any], parallel: dict[str, Any], form: Form | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    install_fake_model(monkeypatch)
+    path = Path("some.gguf")
+    files = ModelFiles(kind=kind, path=path, config_path=None, weight_paths=(path,), name="some")  # type: ignore[arg-type]
+    begun: list[Any] = []
+    monkeypatch.setattr("octavo.engine.preparation.locate", lambda *_: files)
+    monkeypatch.setattr("octavo.engine.preparation.read_ahead", lambda *given: begun.append(given))
+    monkeypatch.setattr("octavo.engine.preparation.fastest_dtype", lambda: "float32")
+    monkeypatch.setattr("octavo.engine.preparation.usable_cores", lambda: 3)
+    monkeypatch.setattr("octavo.engine.preparation._GPU_DRIVER", Path("/no/such/driver"))
+    config = _config()
+    prepare(
+        msgspec.structs.replace(
+            config, model=msgspec.structs.replace(config.model, **source), parallel=ParallelConfig(**parallel)
+        ),
+        lambda report: None,
+    )
+    assert begun == ([] if form is None else [((path,), form, 2)])
+
+
+def test_a_gpu_that_may_be_used_is_waited_for(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    install_fake_model(monkeypatch)
+    files = ModelFiles(kind="gguf", path=tmp_path, config_path=None, weight_paths=(tmp_path,), name="some")
+    monkeypatch.setattr("octavo.engine.preparation.locate", lambda *_: files)
+    monkeypatch.setattr("octavo.engine.preparation.read_ahead", lambda *_: pytest.fail("read for a CPU"))
+    monkeypatch.setattr("octavo.engine.preparation._GPU_DRIVER", tmp_path)
+    prepare(_config(), lambda report: None)

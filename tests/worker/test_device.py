@@ -9,7 +9,7 @@ import torch
 
 from octavo.errors import ConfigError
 from octavo.worker import device as module
-from octavo.worker.device import check_cache_dtype, choose_device, choose_dtype, choose_num_threads, cpu_flags
+from octavo.worker.device import check_cache_dtype, choose_device, choose_dtype, choose_num_threads
 
 CPU = torch.device("cpu")
 
@@ -66,7 +66,6 @@ def test_auto_is_bfloat16_where_the_cpu_is_fastest_in_it(line: str, dtype: torch
 
 
 def test_auto_is_float32_on_a_cpu_that_tells_nothing(tmp_path: Path) -> None:
-    assert cpu_flags(tmp_path) == frozenset()
     assert choose_dtype("auto", CPU, tmp_path) is torch.float32
 
 

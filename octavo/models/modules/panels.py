@@ -23,23 +23,42 @@ _NIBBLES = np.uint32(0x0F0F0F0F)
 
 @_kernel
 def _pack(codes: Any, bits: int, out: Any) -> None:
-    """`codes` [up to 16, chunks * 8] and `out` [chunks, words] as words of four bytes, for one panel."""
-    num_outputs = codes.shape[0]
+    """`codes` [rows, chunks * 8] into `out` [panels, chunks, words], both as words of four bytes."""
+    tile = np.zeros((_WORDS, OUTPUTS), np.uint32)
+    for panel in range(out.shape[0]):
+        rows = codes[panel * OUTPUTS : (panel + 1) * OUTPUTS]
+        if rows.shape[0] < OUTPUTS:
+            tile[:] = 0
+        for chunk in range(out.shape[1]):
+            for output in range(rows.shape[0]):
+                for vector in range(_WORDS):
+                    tile[vector, output] = rows[output, chunk * _WORDS + vector]
+            _pack_tile(tile, bits, out[panel, chunk])
+
+
+@_kernel
+def _pack_tile(tile: Any, bits: int, out: Any) -> None:
+    """One chunk of a panel: `tile` [8, outputs], four codes a word."""
+    if bits == 8:
+        for vector in range(_WORDS):
+            for output in range(OUTPUTS):
+                out[vector * OUTPUTS + output] = tile[vector, output]
+        return
+    for pair in range(_WORDS // 2):
+        for output in range(OUTPUTS):
+            high = (tile[2 * pair + 1, output] & _NIBBLES) << np.uint32(4)
+            out[pair * OUTPUTS + output] = (tile[2 * pair, output] & _NIBBLES) | high
     above = bits - 4
-    for chunk in range(out.shape[0]):
-        for output in range(num_outputs):
-            for vector in range(_WORDS):
-                word = codes[output, chunk * _WORDS + vector]
-                if bits == 8:
-                    out[chunk, vector * OUTPUTS + output] = word
-                    continue
-                shift = np.uint32(4 * (vector % 2))
-                out[chunk, vector // 2 * OUTPUTS + output] |= (word & _NIBBLES) << shift
-                if above > 0:
-                    plane = _WORDS // 2 + vector * above // 8
-                    shift = np.uint32(vector * above % 8)
-                    high = (word >> np.uint32(4)) & np.uint32(0x01010101 * (2**above - 1))
-                    out[chunk, plane * OUTPUTS + output] |= high << shift
+    mask = np.uint32(0x01010101 * (2**above - 1))
+    for vector in range(_WORDS if above > 0 else 0):
+        plane = _WORDS // 2 + vector * above // 8
+        shift = np.uint32(vector * above % 8)
+        for output in range(OUTPUTS):
+            part = ((tile[vector, output] >> np.uint32(4)) & mask) << shift
+            if shift == 0:
+                out[plane * OUTPUTS + output] = part
+            else:
+                out[plane * OUTPUTS + output] |= part
 
 
 @_kernel
@@ -109,18 +128,17 @@ class Panels:
     def fill(self, first: int, coded: GroupCodes) -> None:
         """Puts rows in, from row `first`, a panel's first, on; whole panels, but for the last."""
         num_rows, num_groups = coded.scales.shape
-        words = np.zeros((num_rows, self.codes.shape[1] * _WORDS), np.uint32)
-        words.view(np.uint8)[:, : coded.codes.shape[1]] = coded.codes
-        panel = first // OUTPUTS
-        for start in range(0, num_rows, OUTPUTS):
-            _pack(words[start : start + OUTPUTS], self.coding.bits, self.codes[panel + start // OUTPUTS])
+        codes = coded.codes
+        if codes.shape[1] != self.codes.shape[1] * CHUNK:
+            codes = np.pad(codes, ((0, 0), (0, self.codes.shape[1] * CHUNK - codes.shape[1])))
+        place = slice(first // OUTPUTS, -(-(first + num_rows) // OUTPUTS))
+        _pack(codes.view(np.uint32), self.coding.bits, self.codes[place])
         numbers = (coded.scales, coded.minima) if self.coding.has_minimum else (coded.scales,)
+        padding = ((0, -num_rows % OUTPUTS), (0, 0))
         with np.errstate(over="ignore"):
-            for place, values in enumerate(numbers):
-                padded = np.zeros((-(-num_rows // OUTPUTS) * OUTPUTS, num_groups), np.float16)
-                padded[:num_rows] = values
-                target = self.scales[panel : panel + len(padded) // OUTPUTS, :num_groups, place]
-                target[:] = padded.reshape(-1, OUTPUTS, num_groups).transpose(0, 2, 1)
+            for index, values in enumerate(numbers):
+                rounded = np.pad(values.astype(np.float16), padding).reshape(-1, OUTPUTS, num_groups)
+                self.scales[place, :num_groups, index] = rounded.transpose(0, 2, 1)
 
     def numbers(self, outputs: npt.NDArray[np.int64]) -> npt.NDArray[np.float32]:
         """float32 [n, inputs] of these outputs."""
