@@ -118,16 +118,17 @@ class StageCut:
             for path, module in model.named_modules()
             if isinstance(module, nn.ModuleList) and len(module) == self.stage.num_layers
         ]
-        lists = [(path, one) for path, one in lists if not any(path.startswith(f"{other}.") for other, _ in lists)]
+        # Of encoders for other inputs, which may have as many layers, lists lie deeper.
+        depth = min((path.count(".") for path, _ in lists), default=0)
+        lists = [(path, one) for path, one in lists if path.count(".") == depth]
         if len(lists) != 1:
             raise self._refusal(
                 model,
                 f"it keeps them in {len(lists) or 'no'} lists of {self.stage.num_layers}, where there must be one",
             )
         layers = lists[0][1]
-        shared = sum(len(set(layer.modules())) for layer in layers) - len({*layers.modules()} - {layers})
-        if shared:
-            raise self._refusal(model, "some of their parts are the same for several layers")
+        if sum(len(list(layer.parameters())) for layer in layers) != len(list(layers.parameters())):
+            raise self._refusal(model, "some of their weights are the same for several layers")
         return layers
 
     def _drop_ends(self, model: Any) -> None:
@@ -205,7 +206,8 @@ class _Run:
     num_returned: int | None = None
     """How own layers return hidden states, as `Border.num_returned`; None where none was reached."""
     behind: list[nn.Module] = field(default_factory=list)
-    """What the base model runs once the last layer is done."""
+    """What the base model runs once the last layer is done, and not earlier, on what that returned."""
+    before_end: list[nn.Module] = field(default_factory=list)
     order: list[int] = field(default_factory=list)
     returned: list[Any] = field(default_factory=list)
     before: dict[int, Any] = field(default_factory=dict)
@@ -245,7 +247,7 @@ class _Run:
             raise _Unsound(f"layer {index} is not given its hidden states first")
         if self.returned and hidden is not _hidden_of(self.returned[-1]):
             raise _Unsound(f"layer {index} works on something else than what layer {index - 1} returned")
-        beside = [_flat(result[1:]) for result in self.returned if isinstance(result, tuple)]
+        beside = [_flat(result[1:]) for result in self.returned if isinstance(result, tuple | list)]
         tensors = {id(extra) for extras in beside for extra in extras if isinstance(extra, torch.Tensor)}
         for value in _flat([args[1:], {name: kwargs[name] for name in kwargs if name != "hidden_states"}]):
             if isinstance(value, Nothing) or id(value) in tensors:
@@ -254,7 +256,7 @@ class _Run:
 
     def _leave(self, index: int, layer: nn.Module, args: Any, kwargs: Any, result: Any) -> None:
         if not isinstance(layer, OtherLayer):
-            self.num_returned = len(result) if isinstance(result, tuple) else 0
+            self.num_returned = len(result) if isinstance(result, tuple | list) else 0
         if self.before[index] != _contents([args, kwargs]):
             raise _Unsound(f"layer {index} leaves something for others in what it is given")
         if not isinstance(_hidden_of(result), torch.Tensor):
@@ -262,12 +264,14 @@ class _Run:
         self.returned.append(result)
 
     def _end(self, module: nn.Module, args: Any, _result: Any) -> None:
-        if len(self.returned) == len(self.layers) and args and args[0] is _hidden_of(self.returned[-1]):
+        if len(self.returned) < len(self.layers):
+            self.before_end.append(module)
+        elif args and args[0] is _hidden_of(self.returned[-1]) and not any(module is one for one in self.before_end):
             self.behind.append(module)
 
 
 def _hidden_of(result: Any) -> Any:
-    return result[0] if isinstance(result, tuple) and result else result
+    return result[0] if isinstance(result, tuple | list) and result else result
 
 
 def _flat(value: Any) -> Iterator[Any]:

@@ -85,7 +85,7 @@ class OtherEmbedding(_StandIn):
     def __init__(self, original: Any, border: Border, dtype: torch.dtype) -> None:
         super().__init__(_without_weights(original))
         self.__dict__["_border"] = border
-        self.weight = torch.empty(0, dtype=dtype)  # whose dtype some models ask for
+        self.weight = torch.zeros(0, dtype=dtype)  # whose dtype some models ask for
         self._size = int(original.embedding_dim)
         self._dtype = dtype
         self.filling = float("nan")
@@ -115,7 +115,7 @@ class OtherPart(_StandIn):
 
     def __init__(self, original: nn.Module, dtype: torch.dtype) -> None:
         super().__init__(_without_weights(original))
-        self.weight = torch.empty(0, dtype=dtype)
+        self.weight = torch.zeros(0, dtype=dtype)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         return given_hidden(args, kwargs)

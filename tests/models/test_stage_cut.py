@@ -159,6 +159,10 @@ class Toy(nn.Module):
         self.norm = nn.LayerNorm(8)
         if change == "a part of two layers":
             self.layers[2].linear = self.layers[1].linear
+        if change == "an activation of all":
+            self.layers[1].act = self.layers[2].act = nn.ReLU()
+        if change == "an encoder with as many layers":
+            self.encoder = nn.ModuleDict({"layers": nn.ModuleList([nn.Linear(8, 8) for _ in range(4)])})
         if change == "two lists":
             self.others = nn.ModuleList([nn.Linear(8, 8) for _ in range(4)])
 
@@ -174,6 +178,8 @@ class Toy(nn.Module):
 
     def forward(self, input_ids: torch.Tensor, use_cache: bool = False) -> torch.Tensor:
         embedded = hidden = self.embed(input_ids)
+        if self.change == "a norm at both ends":
+            hidden = self.norm(hidden)
         beside: Any = [] if self.change == "a list filled" else None
         for layer in [*self.layers, self.layers[0]] if self.change == "a layer twice" else self.layers:
             if self.change == "the embedding":
@@ -203,7 +209,9 @@ def cut(change: str = "", *, number: int = 1, hidden_size: int = 8) -> tuple[Toy
     return model, stage_cut
 
 
-@pytest.mark.parametrize("change", ["", "unused second results"])
+@pytest.mark.parametrize(
+    "change", ["", "unused second results", "an activation of all", "an encoder with as many layers"]
+)
 def test_a_row_of_layers_can_be_cut(change: str) -> None:
     model, stage_cut = cut(change)
     assert {name.split(".")[1] for name in model.state_dict() if name.startswith("layers")} == {"1", "2"}
@@ -219,6 +227,17 @@ def test_a_row_of_layers_can_be_cut(change: str) -> None:
     assert stage_cut.border.sent is not None and torch.equal(stage_cut.border.sent, expected)
 
 
+def test_a_norm_that_runs_before_the_layers_too_is_kept() -> None:
+    model, stage_cut = cut("a norm at both ends", number=0)
+    stage_cut.finish(model)
+    assert isinstance(model.norm, nn.LayerNorm)
+    model(torch.tensor([[3, 4]]))
+    expected = model.norm(model.embed(torch.tensor([[3, 4]])))
+    for layer in model.layers[:2]:
+        expected = layer.linear(expected)
+    assert stage_cut.border.sent is not None and torch.equal(stage_cut.border.sent, expected)
+
+
 @pytest.mark.parametrize(
     ("change", "number", "reason"),
     [
@@ -228,7 +247,7 @@ def test_a_row_of_layers_can_be_cut(change: str) -> None:
         ("a list filled", 1, "layer 1 leaves something for others in what it is given"),
         ("a layer twice", 0, "they do not run once each, one after the other"),
         ("the embedding", 1, "they read the embedding beside the hidden states"),
-        ("a part of two layers", 1, "some of their parts are the same for several layers"),
+        ("a part of two layers", 1, "some of their weights are the same for several layers"),
         ("two lists", 1, "it keeps them in 2 lists of 4, where there must be one"),
     ],
 )
