@@ -89,7 +89,7 @@ def format_bytes(num_bytes: int) -> str:
     """`num_bytes` for people, in binary units: `1.00 GiB`, `16.0 KiB`, `12 B`."""
     value = float(num_bytes)
     for unit in ("B", "KiB", "MiB", "GiB", "TiB"):
-        if abs(value) < 1024 or unit == "TiB":
+        if abs(value) < 1023.95 or unit == "TiB":  # what would be written as 1024.0 is one of the next unit
             break
         value /= 1024
     if unit == "B":

@@ -191,9 +191,10 @@ class MemoryReport(msgspec.Struct, frozen=True, kw_only=True):
     storage_bytes: int
     """Of that memory, each address counted once."""
     resident_bytes: int
-    """Of the rank's process, as it was; 0 where the system does not tell."""
-    resident_bytes_written: int
-    """The same when every byte of the cache had been written."""
+    """Of the rank's process; 0 where the system does not tell."""
+    rank: int
+    engine: int = 0
+    """The core's number where there are several."""
 
 
 class StageReport(msgspec.Struct, frozen=True, kw_only=True):
@@ -233,11 +234,17 @@ class ResetPrefixCache(msgspec.Struct, frozen=True, kw_only=True, tag="reset"):
     number: int
 
 
+class AskMemory(msgspec.Struct, frozen=True, kw_only=True, tag="ask_memory"):
+    """What do the ranks' caches take? Answered by `MemoryTold` with the same number."""
+
+    number: int
+
+
 class StopCore(msgspec.Struct, frozen=True, kw_only=True, tag="stop"):
     """End after the step under way."""
 
 
-ToCore = StartCore | AddRequests | AbortRequests | ResetPrefixCache | StopCore
+ToCore = StartCore | AddRequests | AbortRequests | ResetPrefixCache | AskMemory | StopCore
 """What a front end sends to a core in a process of its own."""
 
 
@@ -277,5 +284,12 @@ class PrefixCacheReset(msgspec.Struct, frozen=True, kw_only=True, tag="was_reset
     is_done: bool
 
 
-FromCore = StageEnded | CoreReady | CoreFailed | RequestRefused | PrefixCacheReset | EngineCoreOutputs
+class MemoryTold(msgspec.Struct, frozen=True, kw_only=True, tag="memory"):
+    """One report for each rank."""
+
+    number: int
+    reports: list[MemoryReport]
+
+
+FromCore = StageEnded | CoreReady | CoreFailed | RequestRefused | PrefixCacheReset | MemoryTold | EngineCoreOutputs
 """What a core in a process of its own sends. A step's news is one message."""

@@ -153,8 +153,12 @@ class NullRank(Rank):
             num_storages=0,
             storage_bytes=0,
             resident_bytes=0,
-            resident_bytes_written=0,
+            rank=self.global_rank,
         )
+
+    def write_cache(self) -> int:
+        self.calls.append("write_cache")
+        return 0
 
     def stage_reports(self) -> list[StageReport]:
         return [StageReport(name="load_model", seconds=0.0, result="no weights", rank=self.global_rank)]

@@ -166,6 +166,19 @@ Check = Annotated[
         rich_help_panel=_OUTPUT,
     ),
 ]
+Server = Annotated[
+    str | None,
+    typer.Option(
+        "--server",
+        help="With --check: compare with this running server instead, planned from the settings that it reports.",
+        metavar="URL",
+        rich_help_panel=_OUTPUT,
+    ),
+]
+ApiKey = Annotated[
+    str | None,
+    typer.Option("--api-key", help="The key of that server.", metavar="KEY", rich_help_panel=_OUTPUT),
+]
 Json = Annotated[bool, typer.Option("--json", help="One JSON object on stdout, nothing else.", rich_help_panel=_OUTPUT)]
 
 
@@ -196,6 +209,8 @@ def plan(
     lengths: Lengths = None,
     compare: Compare = None,
     plot: Plot = None,
+    server: Server = None,
+    api_key: ApiKey = None,
     *,
     enable_prefix_caching: flags.PrefixCaching = True,
     hybrid: Hybrid = True,

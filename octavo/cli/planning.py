@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import sys
 from collections.abc import Mapping
 from typing import Any
@@ -12,7 +13,8 @@ import typer
 from octavo.cli.comparison_view import comparison_document, comparison_text, explanation_text
 from octavo.cli.forecast_view import forecast_text
 from octavo.cli.outcome import USER_ERROR
-from octavo.cli.plan_check import check, check_document, check_text
+from octavo.cli.plan_check import check, check_document, check_text, compare_with
+from octavo.config import read_api_keys
 from octavo.errors import ConfigError
 from octavo.planning.comparison import compare
 from octavo.planning.document import document
@@ -20,7 +22,7 @@ from octavo.planning.explanation import explain
 from octavo.planning.forecast import find_subject, forecast
 from octavo.planning.inquiry import Inquiry
 from octavo.planning.library import PlanKeywords, inquiry_from
-from octavo.planning.picture import write_picture
+from octavo.planning.picture import check_path, write_picture
 from octavo.planning.remedies import find_remedies
 
 DOES_NOT_FIT = 2
@@ -29,17 +31,24 @@ DOES_NOT_FIT = 2
 
 def run(given: Mapping[str, Any]) -> None:
     """Plan, and print it. Raises what `forecast` raises, and `typer.Exit` with 2 where a request does not fit."""
+    if given["plot"] is not None:
+        check_path(given["plot"])
     if given["compare"]:
         fits = _compare(given)
     else:
+        running = _running_server(given)
+        if running is not None:
+            given = given_by(running, given)
         subject = find_subject(model_name(given), given["revision"])
         asked = forecast(subject, inquiry_of(given))
         remedies = find_remedies(subject, asked)
         answer = forecast_text(asked, remedies)
         steps = explain(asked) if given["explain"] else ()
-        found = (
-            check(asked, model_name(given), has_weights=bool(subject.files.weight_paths)) if given["check"] else None
-        )
+        found = None
+        if running is not None:
+            found = compare_with(asked, running.found(), None)
+        elif given["check"]:
+            found = check(asked, model_name(given), has_weights=bool(subject.files.weight_paths))
         if given["json"]:
             made = document(asked, remedies)
             made |= {"explanation": [step._asdict() for step in steps]} if steps else {}
@@ -54,6 +63,32 @@ def run(given: Mapping[str, Any]) -> None:
         fits = asked.fits
     if not fits:
         raise typer.Exit(DOES_NOT_FIT)
+
+
+def _running_server(given: Mapping[str, Any]) -> Any:
+    """The `RunningServer` that was named, asked for its cache. Raises `ConfigError` as `ask_server`."""
+    if given["server"] is None:
+        return None
+    if not given["check"]:
+        raise ConfigError("--server names what to check, and --check is not given.", remedy="Give both, or neither.")
+    key = given["api_key"] or next(iter(read_api_keys()), None)
+    return importlib.import_module("octavo.cli.plan_server").ask_server(given["server"], key)
+
+
+def given_by(running: Any, given: Mapping[str, Any]) -> dict[str, Any]:
+    """The flags, with the server's settings in place of those that make a plan, and its model where none is named."""
+    plain = dict.fromkeys(PlanKeywords.__annotations__)
+    settings = {name: value for name, value in running.settings.items() if name in plain}
+    named = given["model"] or given["model_option"]
+    return {
+        **given,
+        **plain,
+        "lengths": given["lengths"],
+        **settings,
+        "model": named or running.model,
+        "model_option": None,
+        "revision": given["revision"] if named else running.revision,
+    }
 
 
 def _compare(given: Mapping[str, Any]) -> bool:

@@ -24,7 +24,7 @@ from octavo.engine.restarts import Restarts
 from octavo.engine.tokenizer import Tokenizer
 from octavo.errors import EngineDeadError, OctavoError, RequestError
 from octavo.kv.planner import KVCachePlan
-from octavo.messages import CoreReady, EngineCoreOutputs, SchedulerStats, StageReport
+from octavo.messages import CoreReady, EngineCoreOutputs, MemoryReport, SchedulerStats, StageReport
 from octavo.request import SamplingParams
 
 LONG_TEXT = 4096
@@ -71,7 +71,7 @@ class AsyncLLM:
         max_restarts: int = 3,
         **options: Unpack[EngineOptions],
     ) -> None:
-        self._config = engine_config_from({"model": model, **options})
+        self.config = engine_config_from({"model": model, **options})
         self._on_stage = on_stage or _silent
         self._observer: EngineObserver = observer or NoObserver()
         self._max_restarts = max_restarts
@@ -95,7 +95,7 @@ class AsyncLLM:
         try:
             # Side by side: what is read here needs nothing of the core. The first that fails ends the other.
             async with asyncio.TaskGroup() as group:
-                reading = group.create_task(asyncio.to_thread(prepare, self._config, self._on_stage))
+                reading = group.create_task(asyncio.to_thread(prepare, self.config, self._on_stage))
                 starting = group.create_task(self._start_core())
         except BaseExceptionGroup as errors:
             await self._give_up_start(starting)
@@ -170,7 +170,7 @@ class AsyncLLM:
     @property
     def max_num_seqs(self) -> int:
         """Sequences that may run at once, over all cores."""
-        return self._config.scheduler.max_num_seqs * self._config.parallel.data_parallel_size
+        return self.config.scheduler.max_num_seqs * self.config.parallel.data_parallel_size
 
     @property
     def num_unfinished(self) -> int:
@@ -301,6 +301,11 @@ class AsyncLLM:
         self.check_health()
         return await self._client.reset_prefix_cache()
 
+    async def report_memory(self) -> list[MemoryReport]:
+        """What each rank's cache really takes, as its live tensors tell. Changes nothing."""
+        self.check_health()
+        return await self._client.report_memory()
+
     async def _request(
         self,
         prompt: Prompt | PromptRequest,
@@ -332,7 +337,7 @@ class AsyncLLM:
     # -- the core -------------------------------------------------------------------------------------------------
 
     async def _start_core(self) -> CoreReady:
-        self._client = make_core_client(self._config, self, max_restarts=self._max_restarts)
+        self._client = make_core_client(self.config, self, max_restarts=self._max_restarts)
         return await self._client.start(self._on_stage)
 
     def _take_over(self, ready: CoreReady) -> None:

@@ -28,11 +28,14 @@ from octavo.kv.planner import KVCachePlan
 from octavo.messages import (
     AbortRequests,
     AddRequests,
+    AskMemory,
     CoreFailed,
     CoreReady,
     EngineCoreOutputs,
     EngineCoreRequest,
     FromCore,
+    MemoryReport,
+    MemoryTold,
     PrefixCacheReset,
     RequestRefused,
     ResetPrefixCache,
@@ -67,6 +70,9 @@ class RunnableCore(Protocol):
 
     def reset_prefix_cache(self) -> bool:
         """Forget all cached prefixes, unless a request holds blocks."""
+
+    def report_memory(self) -> list[MemoryReport]:
+        """What each rank's cache really takes."""
 
     def shutdown(self) -> None:
         """Stop the ranks."""
@@ -141,6 +147,8 @@ class CoreLoop:
                 self._has_aborted = True
             case ResetPrefixCache(number=number):
                 self._send(PrefixCacheReset(number=number, is_done=core.reset_prefix_cache()))
+            case AskMemory(number=number):
+                self._send(MemoryTold(number=number, reports=core.report_memory()))
             case StopCore():
                 self._is_stopping = True
             case StartCore():

@@ -18,7 +18,7 @@ from octavo.engine.process_client import STOP_TIMEOUT_S, CoreListener, ProcessCl
 from octavo.engine.restarts import Restarts
 from octavo.engine.router import PrefixRouter, RouterLimits
 from octavo.errors import EngineDeadError, InvariantError, OctavoError
-from octavo.messages import CoreReady, EngineCoreOutputs, EngineCoreRequest, StageReport
+from octavo.messages import CoreReady, EngineCoreOutputs, EngineCoreRequest, MemoryReport, StageReport
 
 logger = logging.getLogger(__name__)
 
@@ -167,6 +167,16 @@ class DataParallelClient:
             if answer is True:
                 self.router.reset(replica)
         return self._are_all_done(answers)
+
+    async def report_memory(self) -> list[MemoryReport]:
+        """What the cache of each rank of each living core really takes."""
+        alive = self.alive
+        told = await asyncio.gather(*(self._replicas[replica].client.report_memory() for replica in alive))
+        return [
+            msgspec.structs.replace(report, engine=replica)
+            for replica, reports in zip(alive, told, strict=True)
+            for report in reports
+        ]
 
     @staticmethod
     def _are_all_done(answers: Iterable[bool | BaseException]) -> bool:

@@ -17,7 +17,7 @@ import tempfile
 import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import msgspec
 import zmq
@@ -29,11 +29,14 @@ from octavo.errors import EngineDeadError, OctavoError
 from octavo.messages import (
     AbortRequests,
     AddRequests,
+    AskMemory,
     CoreFailed,
     CoreReady,
     EngineCoreOutputs,
     EngineCoreRequest,
     FromCore,
+    MemoryReport,
+    MemoryTold,
     PrefixCacheReset,
     RequestRefused,
     ResetPrefixCache,
@@ -91,7 +94,8 @@ class ProcessClient:
         self._encoder = msgspec.msgpack.Encoder()
         self._decoder: msgspec.msgpack.Decoder[FromCore] = msgspec.msgpack.Decoder(FromCore)
         self._numbers = itertools.count()
-        self._resets: dict[int, asyncio.Future[bool]] = {}
+        self._asked: dict[int, asyncio.Future[Any]] = {}
+        """Questions that the core has not answered yet, by their number."""
         self._failure: OctavoError | None = None
         """The core's own account of why it ended."""
         self._is_stopping = False
@@ -150,10 +154,18 @@ class ProcessClient:
 
     async def reset_prefix_cache(self) -> bool:
         """Forget all cached prefixes; False, and nothing changed, while a request holds blocks."""
-        number = next(self._numbers)
-        future: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
-        self._resets[number] = future
-        self._send(ResetPrefixCache(number=number))
+        is_done: bool = await self._ask(ResetPrefixCache(number=next(self._numbers)))
+        return is_done
+
+    async def report_memory(self) -> list[MemoryReport]:
+        """What each rank's cache really takes, as its tensors tell."""
+        reports: list[MemoryReport] = await self._ask(AskMemory(number=next(self._numbers)))
+        return reports
+
+    async def _ask(self, question: ResetPrefixCache | AskMemory) -> Any:
+        future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        self._asked[question.number] = future
+        self._send(question)
         return await future
 
     async def shutdown(self, timeout_s: float = STOP_TIMEOUT_S) -> None:
@@ -202,9 +214,14 @@ class ProcessClient:
             case CoreFailed(error=report):
                 self._failure = error_from(report)
             case PrefixCacheReset(number=number, is_done=is_done):
-                future = self._resets.pop(number, None)
-                if future is not None and not future.done():
-                    future.set_result(is_done)
+                self._answer(number, is_done)
+            case MemoryTold(number=number, reports=reports):
+                self._answer(number, reports)
+
+    def _answer(self, number: int, answer: Any) -> None:
+        future = self._asked.pop(number, None)
+        if future is not None and not future.done():
+            future.set_result(answer)
 
     async def _bury(self) -> None:
         """Wait for the end of the process; close what was its, and tell whoever waits."""
@@ -220,10 +237,10 @@ class ProcessClient:
             self._process.stdin.close()
         shutil.rmtree(self._folder, ignore_errors=True)
         error = self._account(code)
-        for future in self._resets.values():
+        for future in self._asked.values():
             if not future.done():
                 future.set_exception(error)
-        self._resets.clear()
+        self._asked.clear()
         if not self._ready.done():
             self._ready.set_exception(self._failure or error)
         elif not self._is_stopping:

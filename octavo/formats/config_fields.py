@@ -16,6 +16,8 @@ import msgspec
 
 from octavo.errors import UnsupportedModelError
 
+MAX_NUMBER = 1 << 31
+"""Above every head, size, length and window."""
 MAX_LAYERS = 10_000
 """Far above any model, so that a hostile config costs little."""
 
@@ -127,8 +129,8 @@ class ConfigFields:
             return None
         if isinstance(value, float) and value.is_integer():
             value = int(value)
-        if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < 1 << 53:
-            raise self.refuse(name, "a whole number is needed")
+        if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < MAX_NUMBER:
+            raise self.refuse(name, "a whole number is needed, and one that a model can have")
         return value
 
     def positive(self, name: str) -> int:

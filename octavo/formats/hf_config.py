@@ -286,11 +286,13 @@ def _share_layers(fields: ConfigFields, types: list[str], layers: list[LayerConf
 
 
 def _dtype(config: Mapping[str, Any], fields: ConfigFields) -> str | None:
-    """The checkpoint's dtype; the text part's own wins."""
+    """The checkpoint's dtype; the text part's own wins. Raises `UnsupportedModelError` for one that there is not."""
     for value in (fields.get("dtype"), fields.given("torch_dtype"), config.get("dtype"), config.get("torch_dtype")):
         name = str(value).removeprefix("torch.")
         if name in DTYPE_BYTES:
             return name
+        if value is not None and value != "auto":
+            raise fields.refuse("dtype", f"it is {value!r:.40}; known are {', '.join(DTYPE_BYTES)}")
     return None
 
 

@@ -30,7 +30,8 @@ def kv_cache_specs(
             if tensor_parallel_size != 1:
                 raise UnsupportedModelError(
                     f"{name} keeps a recurrent state, which cannot be divided over {tensor_parallel_size} ranks.",
-                    remedy="Use --tensor-parallel-size 1.",
+                    remedy="Use --tensor-parallel-size 1; --pipeline-parallel-size divides such a model by layers.",
+                    field="tensor_parallel_size",
                 )
             specs[name] = state_spec(layer, block_size=block_size, dtype=dtype)
     return specs, shared

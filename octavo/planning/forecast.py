@@ -19,7 +19,7 @@ from octavo.kv.stages import of_stage, split_layers
 from octavo.planning.cache_dtype import RUNNABLE, cache_format, with_format
 from octavo.planning.inquiry import Inquiry, check_inquiry
 from octavo.planning.machine import RankBudget, rank_budget, runtime_bytes
-from octavo.planning.reference import ReferenceAnswer, ask_reference, recurrence_dtype, without_groups
+from octavo.planning.reference import ReferenceAnswer, ask_reference, beside_states, recurrence_dtype, without_groups
 from octavo.planning.weights import Weights, find_weights
 
 
@@ -126,6 +126,7 @@ def forecast(subject: Subject, inquiry: Inquiry) -> Forecast:
     answer = reference(options)
     if options.hybrid and any(spec.drops_blocks for spec in specs.values()):
         notes += without_groups(answer, reference(msgspec.structs.replace(options, hybrid=False)))
+    notes += beside_states(attempt.plan.groups, answer)
     return Forecast(
         model=model,
         inquiry=inquiry,

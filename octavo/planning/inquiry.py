@@ -38,7 +38,9 @@ class Inquiry(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def num_ranks_of_stage(self) -> int:
         """Tensor-parallel ranks."""
-        return self.tensor_parallel_size or max(1, self.machine.num_devices // self.pipeline_parallel_size)
+        if self.tensor_parallel_size is not None:
+            return self.tensor_parallel_size
+        return max(1, self.machine.num_devices // max(1, self.pipeline_parallel_size))
 
 
 def check_inquiry(inquiry: Inquiry) -> None:

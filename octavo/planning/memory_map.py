@@ -44,9 +44,11 @@ def pool(box: Box, plan: KVCachePlan, names: Mapping[LayerSpec, str]) -> list[st
     stretches = [(0.0, 1.0, "#000000", "null block")]
     fitting = min(int(figures.usable_blocks // per_request) if per_request else 0, MAX_REQUESTS)
     start = 1.0
-    for request in range(fitting):
+    for request in range(max(fitting, 1)):  # of one that does not fit, what the pool has room for
         for group, blocks in zip(plan.groups, figures.blocks_per_request, strict=True):
-            stretches.append((start, blocks, colours[group.spec], f"request {request + 1}: {names[group.spec]}"))
+            room = min(blocks, figures.num_blocks - start)
+            if room > 0:
+                stretches.append((start, room, colours[group.spec], f"request {request + 1}: {names[group.spec]}"))
             start += blocks
     for first, wide, colour, told in _merged(stretches):
         x, width, name = box.left + first * scale, max(wide * scale, 0.75), f"<title>{escape(told)}</title>"
@@ -60,10 +62,8 @@ def pool(box: Box, plan: KVCachePlan, names: Mapping[LayerSpec, str]) -> list[st
         for request in range(fitting):
             left = box.left + (1 + request * per_request) * scale
             parts.append(_bracket(left, left + per_request * scale, bottom + 2))
-        at_once = math.floor(100 * figures.max_concurrency) / 100  # never more than are drawn
-        told = f"{at_once:.2f} requests of {figures.max_model_len:,} tokens fit at once"
-        beyond = f"; {fitting} of them drawn" if figures.max_concurrency >= MAX_REQUESTS + 1 else ""
-        parts.append(text(box.left, bottom + 24, f"{told}{beyond}. Grey is left over for more.", colour=FAINT))
+        told = _told(figures.max_concurrency, figures.max_model_len, fitting)
+        parts.append(text(box.left, bottom + 24, told, colour=FAINT))
     x = box.left
     for spec, colour in colours.items():
         count = sum(group.spec == spec for group in plan.groups)
@@ -78,12 +78,23 @@ def pool(box: Box, plan: KVCachePlan, names: Mapping[LayerSpec, str]) -> list[st
     return [parts[0], background, *parts[1:]]
 
 
+def _told(at_once: float, length: int, drawn: int) -> str:
+    """How many requests fit, never more than are drawn."""
+    share = math.floor(100 * at_once) / 100
+    if not drawn:
+        return f"Of one request of {length:,} tokens {share:.2f} would fit: drawn is that much of it."
+    beyond = f"; {drawn} of them drawn" if at_once >= MAX_REQUESTS + 1 else ""
+    return f"{share:.2f} requests of {length:,} tokens fit at once{beyond}. Grey is left over for more."
+
+
 def sharing(box: Box, plan: KVCachePlan) -> list[str]:
     """Which layers share a tensor: a row for each tensor, a column for each group, the layer's number in the cell."""
     config, colours = plan.configs[0], kinds_of(plan.groups)
     groups = [group for group in config.groups if group.layer_names]
     rows, columns = min(len(config.tensors), MAX_ROWS), min(len(groups), MAX_COLUMNS)
     title = "Layers in one row share one tensor: block ids keep their groups apart"
+    if len(groups) == 1:
+        title = "One group of layers: each has a tensor of its own"
     parts = [text(box.left, box.top + 14, title, size=14, weight="bold")]
     if not rows or not columns:
         return parts

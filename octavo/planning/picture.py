@@ -30,10 +30,8 @@ def write_picture(asked: Forecast, path: Path, answer: str) -> None:
 
     Raises `ConfigError` for other endings, and for PNG where its library or any font is missing.
     """
-    kind = path.suffix.lower()
-    if kind not in KINDS:
-        raise ConfigError(f"--plot is {path}.", remedy=f"Let its name end in {', '.join(KINDS)}.")
-    drawn = draw(asked)
+    check_path(path)
+    kind, drawn = path.suffix.lower(), draw(asked)
     if kind == ".png":
         path.write_bytes(_png(drawn))
     elif kind == ".html":
@@ -44,13 +42,23 @@ def write_picture(asked: Forecast, path: Path, answer: str) -> None:
         path.write_text(drawn, encoding="utf-8")
 
 
+def check_path(path: Path) -> None:
+    """Raise `ConfigError` for a name that no picture can have, and for a folder that is not there."""
+    if path.suffix.lower() not in KINDS:
+        raise ConfigError(f"--plot is {path}.", remedy=f"Let its name end in {', '.join(KINDS)}.")
+    if not path.parent.is_dir():
+        raise ConfigError(
+            f"--plot is {path}, and there is no folder {path.parent}.", remedy="Make it, or name another."
+        )
+
+
 def draw(asked: Forecast) -> str:
     """The SVG."""
     plan, figures = asked.plan, asked.plan.figures
     rows = max(1, min(len(plan.configs[0].tensors), MAX_ROWS))
     map_height, grid_height, chart_height = 96 + max(60, 16 * rows), 84 + max(26, 20 * rows), 300
     height = 70 + map_height + grid_height + chart_height + 20
-    told = "" if asked.fits else "  DOES NOT FIT: drawn is what there would be"
+    told = "" if asked.fits else ". DOES NOT FIT: drawn is what there would be"
     head = f"{asked.model.name}: {figures.capacity_tokens:,} tokens of KV cache{told}"
     below = f"{asked.cache_bytes}, tensor parallel {asked.tensor_parallel_size}, pipeline parallel {len(asked.stages)}"
     parts = [

@@ -11,7 +11,7 @@ from octavo.errors import LayoutError, PlanError
 from octavo.formats.config_fields import config_table
 from octavo.kv.base import ceil_div
 from octavo.kv.planner import KVCachePlan, PlanOptions, try_plan
-from octavo.kv.specs import LayerSpec, MambaSpec, MLASpec
+from octavo.kv.specs import KVCacheGroupSpec, LayerSpec, MambaSpec, MLASpec
 
 MLA_ALIGNMENT = 128
 """Blocks beside states are a multiple of the configured block, or of this with latents."""
@@ -58,6 +58,22 @@ def without_groups(on: ReferenceAnswer, off: ReferenceAnswer) -> list[str]:
         f"With {on.in_flight_tokens:,} tokens in flight the reference engine gains nothing by its groups: it holds "
         f"{grouped.capacity_tokens:,} tokens, and {plain.capacity_tokens:,} with --disable-hybrid-kv-cache-manager."
     ]
+
+
+def beside_states(groups: Sequence[KVCacheGroupSpec], answer: ReferenceAnswer) -> list[str]:
+    """What to tell where states are kept otherwise than the reference keeps them, so that the two are not alike."""
+    ours = [group.spec for group in groups if isinstance(group.spec, MambaSpec)]
+    theirs = [group.spec for group in answer.plan.groups] if answer.plan is not None else []
+    plain = [spec for spec in theirs if isinstance(spec, MambaSpec)]
+    if not ours or not plain:
+        return []
+    told = []
+    if any(spec.cache_mode != "none" for spec in ours):
+        told.append("keeps more states, so that prefixes are found again, which the reference does not in such models")
+    if {spec.dtypes for spec in ours} != {spec.dtypes for spec in plain}:
+        dtypes = [" and ".join(dict.fromkeys(spec.dtypes)) for spec in (ours[0], plain[0])]
+        told.append(f"keeps states in {dtypes[0]}, as they are computed (the reference: {dtypes[1]})")
+    return [f"Beside the reference engine, this plan {'; it '.join(told)}."] if told else []
 
 
 def reference_specs(specs: Mapping[str, LayerSpec], state_dtype: str, max_model_len: int) -> dict[str, LayerSpec]:

@@ -22,6 +22,7 @@ from octavo.server.chat import Chats
 from octavo.server.completions import Completions
 from octavo.server.failures import ServerError, failure_of
 from octavo.server.gate import Gate
+from octavo.server.memory import memory_document
 from octavo.server.page import page
 from octavo.server.settings import ServerSettings
 
@@ -47,6 +48,7 @@ def make_app(
     app.add_middleware(_BodyLimit, max_bytes=settings.max_request_bytes)
     _add_failures(app)
     _add_state(app, engine, gate, metrics, version)
+    _add_cache(app, engine)
     _add_generation(app, engine, gate, access, settings)
     return app, gate
 
@@ -146,14 +148,20 @@ def _add_state(app: FastAPI, engine: AsyncLLM, gate: Gate, metrics: EngineMetric
     async def show_metrics() -> Response:
         return Response(metrics.exposition(), media_type=metrics.content_type)
 
-    @app.post("/reset_prefix_cache")
-    async def reset_prefix_cache() -> dict[str, bool]:
-        return {"reset": await engine.reset_prefix_cache()}
-
     @app.get("/tokenizer_info")
     async def tokenizer_info() -> dict[str, Any]:
         engine.check_health()
         return {**engine.get_tokenizer().describe(), "max_model_len": engine.max_model_len}
+
+
+def _add_cache(app: FastAPI, engine: AsyncLLM) -> None:
+    @app.get("/kv_cache")
+    async def show_kv_cache() -> dict[str, Any]:
+        return await memory_document(engine)
+
+    @app.post("/reset_prefix_cache")
+    async def reset_prefix_cache() -> dict[str, bool]:
+        return {"reset": await engine.reset_prefix_cache()}
 
 
 def _add_failures(app: FastAPI) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
 import torch
@@ -12,11 +12,9 @@ from octavo.attention.state import StateView
 from octavo.messages import MemoryReport
 
 
-def report_memory(
-    views: Mapping[str, KVCacheView | StateView], tensors: Iterable[torch.Tensor], num_blocks: int
-) -> MemoryReport:
-    """The storages that the bound views look into, each address counted once, and what the process takes before and
-    after every byte of the cache was written. The cache is all zeros then: ask before the first request."""
+def report_memory(views: Mapping[str, KVCacheView | StateView], *, num_blocks: int, rank: int) -> MemoryReport:
+    """The storages that the bound views look into, each address counted once, and what the process takes. Changes
+    nothing: it may be asked while requests run."""
     storages: dict[int, int] = {}
     num_tensors = 0
     for view in views.values():
@@ -24,16 +22,13 @@ def report_memory(
             storage = tensor.untyped_storage()
             storages[storage.data_ptr()] = storage.nbytes()
             num_tensors += 1
-    resident = resident_bytes()
-    for tensor in tensors:
-        tensor.zero_()
     return MemoryReport(
         num_blocks=num_blocks,
         num_views=num_tensors,
         num_storages=len(storages),
         storage_bytes=sum(storages.values()),
-        resident_bytes=resident,
-        resident_bytes_written=resident_bytes(),
+        resident_bytes=resident_bytes(),
+        rank=rank,
     )
 
 

@@ -57,7 +57,12 @@ class Rank(ABC):
 
     @abstractmethod
     def report_memory(self) -> MemoryReport:
-        """What the cache really takes. Fills it with zeros: ask before the first request."""
+        """What the cache really takes. Changes nothing."""
+
+    @abstractmethod
+    def write_cache(self) -> int:
+        """Write zeros over the whole cache; the bytes of this process that lie in memory then. Not while a request
+        runs."""
 
     @abstractmethod
     def shutdown(self) -> None:

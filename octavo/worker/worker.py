@@ -25,7 +25,7 @@ from octavo.models.stage import PipelinePlace
 from octavo.worker import kv_memory
 from octavo.worker.device import check_cache_dtype, choose_device, choose_dtype, choose_num_threads
 from octavo.worker.memory_budget import cpu_budget, cuda_budget
-from octavo.worker.memory_report import report_memory
+from octavo.worker.memory_report import report_memory, resident_bytes
 from octavo.worker.model_runner import ModelRunner
 from octavo.worker.pipeline import Pipeline
 from octavo.worker.rank_group import RankGroup, join_ranks
@@ -173,8 +173,14 @@ class Worker:
             layer.num_calls = 0
 
     def report_memory(self) -> MemoryReport:
-        """What the cache really takes. Fills it with zeros: ask before the first request."""
-        return report_memory(self._ready().kv_caches, self._tensors, self.num_blocks)
+        """What the cache really takes."""
+        return report_memory(self._ready().kv_caches, num_blocks=self.num_blocks, rank=self.global_rank)
+
+    def write_cache(self) -> int:
+        """Write zeros over the whole cache; what the process takes then. Not while a request runs."""
+        for tensor in self._tensors:
+            tensor.zero_()
+        return resident_bytes()
 
     def execute_model(self, step: SchedulerOutput) -> ModelRunnerOutput:
         """Run one step; errors as of `ModelRunner.execute_model`."""

@@ -75,6 +75,9 @@ class WorkerWrapper(Rank):
     def report_memory(self) -> MemoryReport:
         return self._made().report_memory()
 
+    def write_cache(self) -> int:
+        return self._made().write_cache()
+
     def execute_model(self, step: SchedulerOutput) -> ModelRunnerOutput:
         return self._made().execute_model(step)
 

@@ -40,9 +40,25 @@ def model(tmp_path: Path) -> Path:
 def test_the_cache_differs_by_no_byte(model: Path, options: dict[str, Any]) -> None:
     asked = ask(model, kv_memory="3MiB", **options)
     found = check(asked, str(model), has_weights=False)
-    assert found.difference == 0
+    assert found.planned_bytes == found.found_bytes
     assert found.agrees
-    assert found.report.num_storages == len(asked.plan.configs[0].tensors)
+    assert found.found[0].num_storages == len(asked.plan.configs[0].tensors)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"pipeline_parallel_size": 2},
+        {"pipeline_parallel_size": 2, "pipeline_layers": [5, 2], "kv_memory": ["3MiB", "1MiB"]},
+    ],
+)
+def test_every_rank_of_several_is_the_planned_one(model: Path, options: dict[str, Any]) -> None:
+    asked = ask(model, **({"kv_memory": "2MiB", "max_model_len": 128} | options))
+    found = check(asked, str(model), has_weights=False)
+    assert [rank.rank for rank in found.found] == [0, 1]
+    assert [rank.storage_bytes for rank in found.found] == [rank.pool_bytes for rank in asked.plan.figures.ranks]
+    assert found.agrees
 
 
 @pytest.mark.slow
@@ -57,7 +73,7 @@ def test_the_command_starts_the_engine_and_says_what_it_found(monkeypatch: pytes
 
 
 def test_what_cannot_be_started_here_is_refused(model: Path) -> None:
-    with pytest.raises(ConfigError, match="one rank"):
-        check(ask(model, kv_memory="3MiB", tensor_parallel_size=2), str(model), has_weights=False)
+    with pytest.raises(ConfigError, match="can be planned but not run yet"):
+        check(ask(model, kv_memory="3MiB", kv_cache_dtype="fp8"), str(model), has_weights=False)
     with pytest.raises(ConfigError, match="does not fit"):
         check(ask(model, kv_memory="4KiB"), str(model), has_weights=False)

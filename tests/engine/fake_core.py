@@ -7,7 +7,14 @@ from typing import Any
 
 from octavo.engine.core_client import EngineCoreClient
 from octavo.errors import RequestError
-from octavo.messages import EngineCoreOutput, EngineCoreOutputs, EngineCoreRequest, SchedulerStats, TokenLogprobs
+from octavo.messages import (
+    EngineCoreOutput,
+    EngineCoreOutputs,
+    EngineCoreRequest,
+    MemoryReport,
+    SchedulerStats,
+    TokenLogprobs,
+)
 from octavo.request import FinishReason
 
 Script = Callable[[EngineCoreRequest], Sequence[int]]
@@ -88,6 +95,11 @@ class FakeCore(EngineCoreClient):
 
     def reset_prefix_cache(self) -> bool:
         return not self.running
+
+    def report_memory(self) -> list[MemoryReport]:
+        return [
+            MemoryReport(num_blocks=100, num_views=2, num_storages=1, storage_bytes=819200, resident_bytes=9, rank=0)
+        ]
 
     def stats(self) -> SchedulerStats:
         return SchedulerStats(

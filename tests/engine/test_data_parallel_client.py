@@ -108,6 +108,7 @@ def test_siblings_and_aborts_find_their_core() -> None:
         assert len({ear.core_of[name] for name in names}) == 1
         assert ear.core_of["other"] != ear.core_of["r.0"]
         assert not await client.reset_prefix_cache(), "both are busy"
+        assert [report.engine for report in await client.report_memory()] == [0, 1]
         client.abort_requests([*names, "other", "unknown"])
         await until_idle(client)
         assert client.router.loads == [0, 0]

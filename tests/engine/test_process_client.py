@@ -97,6 +97,8 @@ def test_requests_run_in_another_process() -> None:
         assert isinstance(error, RequestError)
         assert (error.parameter, error.numbers) == ("n", {"asked": 7})
         assert await client.reset_prefix_cache()
+        (report,) = await client.report_memory()
+        assert (report.num_blocks, report.storage_bytes) == (100, 819200)
 
     run_with("fake", use)
 

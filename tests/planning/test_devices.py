@@ -32,6 +32,10 @@ def test_every_device_has_plausible_numbers_and_says_where_they_are_from() -> No
         if "MiB" in device.source:
             stated = device.source.split("nvidia-smi: ")[1].split(" MiB")[0]
             assert device.memory_bytes == int(stated) * 2**20
+        elif "rocm-smi" in device.source:
+            assert f"rocm-smi: {device.memory_bytes} bytes" in device.source
+        else:
+            assert "not seen reported by a driver" in device.source
 
 
 def test_an_unknown_device_is_refused_with_near_names() -> None:

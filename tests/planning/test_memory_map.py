@@ -54,3 +54,18 @@ def test_narrow_groups_show_their_padding() -> None:
 def test_kinds_have_colours_of_their_own() -> None:
     colours = kinds_of(planned("gpt-oss-20b", GIB, max_model_len=8192).plan.groups)
     assert len(set(colours.values())) == len(colours) == 2
+
+
+def test_of_a_request_that_does_not_fit_the_part_is_drawn_that_does() -> None:
+    asked = planned("Gemma-3-27b", 4 * GIB, max_model_len=131072)
+    parts = pool(BOX, asked.plan, {group.spec: group.spec.kind for group in asked.plan.groups})
+    assert any("would fit" in part for part in parts)
+    drawn = rectangles(parts)
+    assert {found["told"] for found in drawn} >= {"request 1: full", "request 1: sliding_window"}
+    assert (
+        max(float(found["x"]) + float(found["width"]) for found in drawn if found["told"]) <= BOX.left + BOX.width + 1
+    )
+
+
+def test_layers_of_one_group_share_nothing_and_the_title_says_so() -> None:
+    assert "One group of layers" in sharing(BOX, planned("Llama-3.1-8B", GIB, max_model_len=64).plan)[0]

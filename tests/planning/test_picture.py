@@ -47,6 +47,8 @@ def test_the_ending_says_how_it_is_written(tmp_path: Path) -> None:
     assert "x &lt; y" in page
     with pytest.raises(ConfigError, match=r"\.svg, \.png, \.html"):
         write_picture(asked, tmp_path / "a.jpg", "")
+    with pytest.raises(ConfigError, match="there is no folder"):
+        write_picture(asked, tmp_path / "absent" / "a.svg", "")
 
 
 def test_a_png_is_a_png(tmp_path: Path) -> None:

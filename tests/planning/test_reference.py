@@ -68,3 +68,11 @@ def test_beside_states_blocks_are_as_long_as_the_reference_makes_them() -> None:
         made = reference_specs(specs, recurrence_dtype(str(CONFIGS[model]["model_type"]), specs, "bfloat16"), 4096)
         assert {spec.block_size for spec in made.values() if not isinstance(spec, MambaSpec)} == {tokens}
         assert len({spec.page_bytes for spec in made.values()}) == 1
+
+
+def test_a_plan_with_states_says_what_it_keeps_beyond_the_reference() -> None:
+    on = planned("Jamba-v0.1", 2**34, max_model_len=4096).notes
+    off = planned("Jamba-v0.1", 2**34, max_model_len=4096, enable_prefix_caching=False).notes
+    assert any("prefixes are found again" in note and "float32" in note for note in on)
+    assert any("float32" in note and "prefixes" not in note for note in off)
+    assert not any("states" in note for note in planned("Llama-3.1-8B", 2**34, max_model_len=4096).notes)

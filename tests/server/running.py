@@ -20,7 +20,15 @@ from octavo.server.gate import Gate
 from octavo.server.settings import ServerSettings
 from octavo.server.watch import MetricsObserver
 
-ENGINE_OPTIONS = ("data_parallel_size", "max_num_seqs", "max_restarts")
+ENGINE_OPTIONS = (
+    "max_num_seqs",
+    "max_restarts",
+    "load_format",
+    "kv_memory",
+    "max_model_len",
+    "block_size",
+    "data_parallel_size",
+)
 
 
 class RunningServer:
