@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from octavo.cli import flags
+from octavo.cli import bench_local, bench_serve, flags
 from octavo.cli.generate import FIGURES, Json, Verbose
 from octavo.cli.help_text import TextHelp
 from octavo.cli.outcome import exit_codes
@@ -41,6 +41,10 @@ token_s is the time between a request's tokens after its first. start_to_first_t
 to the first token of any request.
 """
 )
+
+
+bench_serve.register(app)
+bench_local.register(app, BENCH_FIGURES)
 
 
 @app.callback()

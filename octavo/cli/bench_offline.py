@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +22,19 @@ from octavo.request import SamplingParams
 def run(flags: Mapping[str, Any]) -> None:
     """Load the model, run the workload, and print. Raises `OctavoError` for every mistake of the user."""
     workload = load_workload(Path(flags["workload"]))
+    measure(flags, lambda _: workload)
+
+
+def measure(flags: Mapping[str, Any], make_workload: Callable[[Any], Workload]) -> None:
+    """Load the model, run what `make_workload` makes for the `Prepared` model, and print. Raises as `run`."""
     stages = StageLog(tells=flags["verbose"])
-    llm, config = start(flags, lambda _, config: config, verbose=flags["verbose"], quiet=True, stages=stages)
+    llm, (workload, config) = start(
+        flags,
+        lambda prepared, config: (make_workload(prepared), config),
+        verbose=flags["verbose"],
+        quiet=True,
+        stages=stages,
+    )
     with llm:
         load_s = seconds_since_start()
         _check_lengths(workload, llm.max_model_len)
