@@ -45,7 +45,7 @@ def run(flags: Mapping[str, Any]) -> None:
             raise ConfigError(
                 f"--{name.replace('_', '-')} is {flags[name]}.", remedy=f"It must be one of {', '.join(known)}."
             )
-    importlib.import_module("octavo.server.log_format").set_up_logging(flags["log_format"], access=flags["access_log"])
+    importlib.import_module("octavo.engine.log_format").set_up_logging(flags["log_format"], access=flags["access_log"])
     settings = importlib.import_module("octavo.server.settings").ServerSettings(
         host="127.0.0.1" if flags["host"] == "localhost" else flags["host"],
         port=flags["port"],

@@ -1,4 +1,7 @@
-"""The process of an engine core: `python -m octavo.engine.core_process ADDRESS`, started by `ProcessClient`."""
+"""The process of an engine core: `python -m octavo.engine.core_process ADDRESS LOG_FORMAT`.
+
+`ProcessClient` starts it.
+"""
 
 from __future__ import annotations
 
@@ -17,4 +20,4 @@ def make_engine_core(config: EngineConfig, on_stage: Callable[[StageReport], Non
 
 
 if __name__ == "__main__":
-    sys.exit(serve(sys.argv[1], make_engine_core))
+    sys.exit(serve(sys.argv[1], make_engine_core, *sys.argv[2:]))

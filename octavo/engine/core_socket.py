@@ -5,30 +5,28 @@ It ends when it is told to, and when whoever started it is gone: standard input 
 
 from __future__ import annotations
 
-import logging
 import os
 import shutil
 import signal
-import sys
 import threading
 from pathlib import Path
 
 import zmq
 
 from octavo.engine.core_loop import CoreLoop, MakeCore
+from octavo.engine.log_format import set_up_logging
 
 ORPHANED = 3
 """Exit code of a core whose front end is gone."""
 
 
-def serve(address: str, make_core: MakeCore) -> int:
-    """Connect to `address`, an `ipc://` path, and run a core there; the exit code of the process."""
+def serve(address: str, make_core: MakeCore, log_format: str = "text") -> int:
+    """Connect to `address`, an `ipc://` path, and run a core there, which logs in `log_format`; the exit code of the
+    process."""
     # Whoever started this process decides when it ends; a signal to the whole group must not cut a drain short.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    logging.basicConfig(
-        stream=sys.stderr, level=logging.INFO, format="%(levelname)s %(asctime)s [%(name)s] %(message)s"
-    )
+    set_up_logging(log_format)
     threading.Thread(target=_end_with_the_front, args=(address,), name="front-watch", daemon=True).start()
     context = zmq.Context()
     socket = context.socket(zmq.PAIR)

@@ -24,6 +24,7 @@ import zmq
 import zmq.asyncio
 
 from octavo.config import EngineConfig, child_environment
+from octavo.engine.log_format import current_format
 from octavo.error_report import error_from
 from octavo.errors import EngineDeadError, OctavoError
 from octavo.messages import (
@@ -84,7 +85,7 @@ class ProcessClient:
     Owns: the process, the socket, its folder. Never: starts a second core; a dead one needs a new client.
 
     Parameters:
-        module: what to run; it gets the address of the socket as its one argument.
+        module: what to run; it gets the address of the socket and the format of logs as its arguments.
     """
 
     def __init__(self, config: EngineConfig, listener: CoreListener, *, module: str | None = None) -> None:
@@ -126,7 +127,7 @@ class ProcessClient:
             self._socket.setsockopt(option, value)
         self._socket.bind(address)
         self._process = subprocess.Popen(
-            [sys.executable, "-P", "-m", self._module, address],
+            [sys.executable, "-P", "-m", self._module, address, current_format()],
             stdin=subprocess.PIPE,
             stdout=2,  # results of this process go to its own standard output, and nothing else does
             env=child_environment(),

@@ -23,7 +23,8 @@ def test_engine_flags_are_those_of_generate(monkeypatch: pytest.MonkeyPatch, giv
     arguments = "--workload w.json --model m --kv-cache-memory-bytes 1GiB --max-model-len 4K --block-size 32 --json -v"
     assert run_octavo(monkeypatch, ["bench", "offline", *arguments.split()]).code == 0
     expected = {
-        "workload": "w.json", "model": "m", "kv_memory": (2**30,), "max_model_len": 4096, "block_size": 32, "json": True,
+        "workload": "w.json", "model": "m", "kv_memory": (2**30,), "max_model_len": 4096, "block_size": 32,
+        "json": True,
         "verbose": True, "dtype": "auto", "enable_prefix_caching": True,
     }  # fmt: skip
     assert {name: given[name] for name in expected} == expected

@@ -8,6 +8,7 @@ and one that begins with byte 2 is refused.
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
 import sys
@@ -81,6 +82,8 @@ def make_core(config: EngineConfig, on_stage: Callable[[StageReport], None]) -> 
         raise CacheTooSmallError("It needs 7 bytes.", remedy="Give 8.", needed_bytes=7, sizes=(1, 2))
     if "bug" in habits:
         raise ZeroDivisionError("by accident")
+    if "talks" in habits:
+        logging.getLogger("octavo.fake").warning("I am\nready.")
     if "dies" in habits:
         os.kill(os.getpid(), signal.SIGKILL)
     return ProcessCore(seconds_a_step=0.02 if "slow" in habits else 0.0005)
@@ -88,4 +91,4 @@ def make_core(config: EngineConfig, on_stage: Callable[[StageReport], None]) -> 
 
 if __name__ == "__main__":
     with patch("logging.Logger.exception"):
-        sys.exit(serve(sys.argv[1], make_core))
+        sys.exit(serve(sys.argv[1], make_core, *sys.argv[2:]))

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import logging
 import os
 import signal
 import stat
@@ -17,6 +19,7 @@ import psutil
 import pytest
 
 from octavo.config import EngineConfig, ModelSource
+from octavo.engine.log_format import set_up_logging
 from octavo.engine.process_client import LONGEST_PATH, ProcessClient, _private_folder
 from octavo.errors import CacheTooSmallError, EngineDeadError, ExecutorError, OctavoError, RequestError
 from octavo.messages import CoreReady, EngineCoreOutputs, EngineCoreRequest, StageReport
@@ -263,3 +266,24 @@ def test_a_long_temporary_folder_is_passed_over(tmp_path: Path, monkeypatch: pyt
     assert len(str(folder / "core")) <= LONGEST_PATH
     folder.rmdir()
     assert list(deep.iterdir()) == []
+
+
+@pytest.mark.parametrize("log_format", ["text", "json"])
+def test_a_core_logs_in_the_format_of_who_started_it(log_format: str, capfd: pytest.CaptureFixture[str]) -> None:
+    async def use(client: ProcessClient, ear: Ear) -> None:
+        pass
+
+    root = logging.getLogger()
+    handlers, level = root.handlers[:], root.level
+    try:
+        set_up_logging(log_format)
+        run_with("fake-talks", use)
+    finally:
+        root.handlers[:] = handlers
+        root.setLevel(level)
+    said = capfd.readouterr().err
+    if log_format == "json":
+        (line,) = [line for line in said.splitlines() if "octavo.fake" in line]
+        assert json.loads(line)["message"] == "I am\nready."
+    else:
+        assert "[octavo.fake] I am\nready." in said

@@ -29,7 +29,14 @@ class JsonLines(logging.Formatter):
         return msgspec.json.encode(document).decode()
 
 
-def set_up_logging(log_format: str, *, access: bool) -> None:
+def current_format() -> str:
+    """The format in which this process logs, for those that it starts."""
+    return (
+        "json" if any(isinstance(handler.formatter, JsonLines) for handler in logging.getLogger().handlers) else "text"
+    )
+
+
+def set_up_logging(log_format: str, *, access: bool = False) -> None:
     """Let this process log to stderr from INFO on; `access` includes a line for each HTTP request."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(

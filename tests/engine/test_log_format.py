@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from octavo.server.log_format import JsonLines, set_up_logging
+from octavo.engine.log_format import JsonLines, current_format, set_up_logging
 
 
 def test_a_record_is_one_line_with_its_trace() -> None:
@@ -30,6 +30,7 @@ def test_the_root_logger_writes_to_stderr(log_format: str, capsys: pytest.Captur
     handlers, level = root.handlers[:], root.level
     try:
         set_up_logging(log_format, access=False)
+        assert current_format() == log_format
         logging.getLogger("octavo.test").info("hello")
         logging.getLogger("uvicorn.access").info("GET /")
     finally:
