@@ -25,6 +25,8 @@ class EngineCoreRequest(msgspec.Struct, frozen=True, kw_only=True):
     sampling: SamplingParams
     priority: int = 0
     cache_salt: str | None = None
+    owner: str | None = None
+    """Who shares the engine fairly with other owners."""
     eos_token_ids: tuple[int, ...] = ()
     parent_id: str | None = None
     """A request with the same leading tokens; what it has computed of them need not be computed again."""

@@ -296,6 +296,7 @@ class Request:
         arrival: int = 0,
         priority: int = 0,
         cache_salt: str | None = None,
+        owner: str | None = None,
         eos_token_ids: tuple[int, ...] = (),
         max_output_tokens: int,
         parent_id: str | None = None,
@@ -309,6 +310,8 @@ class Request:
         """Smaller runs first under the priority policy."""
         self.cache_salt = cache_salt
         """Requests share prefix blocks only with requests of the same salt."""
+        self.owner = owner
+        """Whose share of the engine it takes; None is nobody's."""
         self.eos_token_ids = eos_token_ids
         self.max_output_tokens = max_output_tokens
         self.parent_id = parent_id

@@ -46,6 +46,7 @@ class PromptRequest(msgspec.Struct, frozen=True, kw_only=True):
     sampling: SamplingParams
     priority: int = 0
     cache_salt: str | None = None
+    owner: str | None = None
     eos_token_ids: tuple[int, ...] = ()
 
     def sequences(self) -> list[EngineCoreRequest]:
@@ -61,6 +62,7 @@ class PromptRequest(msgspec.Struct, frozen=True, kw_only=True):
                 sampling=self._sampling_of(index),
                 priority=self.priority,
                 cache_salt=self.cache_salt,
+                owner=self.owner,
                 eos_token_ids=self.eos_token_ids,
                 parent_id=names[0] if index else None,
             )

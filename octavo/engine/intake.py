@@ -35,6 +35,7 @@ def build_request(message: EngineCoreRequest, *, vocab_size: int, max_model_len:
         arrival=arrival,
         priority=message.priority,
         cache_salt=message.cache_salt,
+        owner=message.owner,
         eos_token_ids=tuple(token_id for token_id in message.eos_token_ids if 0 <= token_id < vocab_size),
         max_output_tokens=max_output_tokens,
         parent_id=message.parent_id,

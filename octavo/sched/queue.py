@@ -26,10 +26,10 @@ class Entry:
 
     __slots__ = ("enders", "is_waiting", "key", "longest", "num_prompt_logprobs", "quiet_until", "request")
 
-    def __init__(self, request: Request, key: tuple[int, int, int]) -> None:
+    def __init__(self, request: Request, key: tuple[int, int, int, int]) -> None:
         self.request = request
         self.key = key
-        """(class by policy, arrival, order of `add_request`): unique, smaller comes first."""
+        """(class by policy, start by `FairShares`, arrival, order of `add_request`): unique, smaller comes first."""
         self.longest = request.num_prompt_tokens + request.max_output_tokens - 1
         """Most tokens of this request that the cache ever holds: the last token is never fed back."""
         self.enders = frozenset((*request.eos_token_ids, *request.sampling.stop_token_ids))
@@ -51,7 +51,7 @@ class RequestQueue:
     """
 
     def __init__(self) -> None:
-        self._heap: list[tuple[tuple[int, int, int], Entry]] = []
+        self._heap: list[tuple[tuple[int, int, int, int], Entry]] = []
         self._num_waiting = 0
 
     def __len__(self) -> int:

@@ -48,6 +48,7 @@ from octavo.sched.forks import Forks
 from octavo.sched.outcome import failure_of, find_finish, news_of, plain_news
 from octavo.sched.queue import POLICIES, Entry, RequestQueue
 from octavo.sched.running import ADMISSION_SPARE, RunningList
+from octavo.sched.shares import FairShares
 
 
 class Scheduler:
@@ -72,6 +73,7 @@ class Scheduler:
         self._class_of = POLICIES[config.policy]
         self._entries: dict[str, Entry] = {}
         self._waiting = RequestQueue()
+        self._shares = FairShares()
         self._running = RunningList(manager, admission_spare)
         self.forks = Forks(manager)
         """Children and parents; to read only."""
@@ -101,7 +103,8 @@ class Scheduler:
         limit = None if self.config.enable_chunked_prefill else min(self._step_limit, self.manager.max_chunk_tokens)
         check_request(request, self.manager, max_model_len=self.max_model_len, whole_prompt_limit=limit)
         self._num_added += 1
-        entry = Entry(request, (self._class_of(request), request.arrival, self._num_added))
+        start = self._shares.start_of(request)
+        entry = Entry(request, (self._class_of(request), start, request.arrival, self._num_added))
         if not self.forks.add(entry, self._entries):
             self._waiting.push(entry)
         self._entries[request.request_id] = entry
@@ -271,6 +274,7 @@ class Scheduler:
         if computed is not None and computed.copied:
             step.block_copies.extend(block_copies(computed, block_ids))
         self._waiting.pop()
+        self._shares.admitted(entry.key[1])
         entry.quiet_until = self.manager.quiet_until(request.request_id)
         self._running.add(entry)
         self.forks.settle(request)

@@ -79,7 +79,7 @@ class Endpoint:
         self.settings = settings
 
     def salted(self, http: Request, body: GenerationBody, requests: list[PromptRequest]) -> list[PromptRequest]:
-        """`requests` with the salt of their owner. Raises `ServerError` where there are too many, or none."""
+        """`requests` with their owner and his salt. Raises `ServerError` where there are too many, or none."""
         check_limit("prompt", len(requests), self.settings.max_completions)
         if not requests:
             raise ServerError(400, "There is no prompt.", param="prompt")
@@ -87,8 +87,9 @@ class Endpoint:
             check_text(body.cache_salt, "cache_salt")
             if not body.cache_salt:
                 raise ServerError(400, "cache_salt is empty.", param="cache_salt")
-        salt = self.access.salt_of(http.state.owner, body.cache_salt)
-        return [msgspec.structs.replace(request, cache_salt=salt) for request in requests]
+        owner = http.state.owner
+        salt = self.access.salt_of(owner, body.cache_salt)
+        return [msgspec.structs.replace(request, cache_salt=salt, owner=owner) for request in requests]
 
     async def answer(self, http: Request, body: GenerationBody, answer: Answer) -> Response:
         """Generate, and answer as the client wants it. Raises what the engine refuses before the first byte."""

@@ -64,6 +64,7 @@ def make_request(
     sampling: SamplingParams | None = None,
     parent_id: str | None = None,
     keep_blocks: bool = False,
+    owner: str | None = None,
 ) -> Request:
     return Request(
         request_id,
@@ -71,6 +72,7 @@ def make_request(
         SamplingParams(max_tokens=max_tokens) if sampling is None else sampling,
         priority=priority,
         cache_salt=salt,
+        owner=owner,
         eos_token_ids=eos,
         max_output_tokens=max_tokens,
         parent_id=parent_id,

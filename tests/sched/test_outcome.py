@@ -50,7 +50,7 @@ def places(first: int, stop: int) -> list[TokenLogprobs]:
 
 
 def test_prompt_logprobs_are_told_once_although_a_resumed_request_computes_them_again() -> None:
-    entry = Entry(make_request("a", range(10)), (0, 0, 0))
+    entry = Entry(make_request("a", range(10)), (0, 0, 0, 0))
     told: list[int] = []
     for start, stop in [(0, 4), (4, 7), (0, 5), (5, 10)]:
         computed = ModelRunnerOutput(sampled={}, prompt_logprobs={"a": places(start + 1, min(stop + 1, 10))})
@@ -62,7 +62,7 @@ def test_news_of_a_sampled_token() -> None:
     request = make_request("a", range(3))
     request.num_cached_tokens = 2
     logprobs = TokenLogprobs(token_ids=[9], logprobs=[-0.5], rank=1)
-    news = news_of(Entry(request, (0, 0, 0)), ModelRunnerOutput(sampled={"a": 9}, logprobs={"a": logprobs}), 9, 2)
+    news = news_of(Entry(request, (0, 0, 0, 0)), ModelRunnerOutput(sampled={"a": 9}, logprobs={"a": logprobs}), 9, 2)
     assert (news.request_id, news.new_token_ids, news.num_cached_tokens) == ("a", [9], 2)
     assert news.logprobs == (logprobs,)
     assert news.prompt_logprobs == ()

@@ -12,7 +12,7 @@ from tests.sched.harness import make_request
 
 def entry(order: int, *, policy: str = "fcfs", priority: int = 0) -> Entry:
     request = make_request(f"r{order}", [1, 2, 3], max_tokens=5, priority=priority)
-    return Entry(request, (POLICIES[policy](request), 0, order))
+    return Entry(request, (POLICIES[policy](request), 0, 0, order))
 
 
 def drain(queue: RequestQueue) -> list[str]:

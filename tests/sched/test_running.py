@@ -17,7 +17,7 @@ def entry(order: int, *, num_preemptions: int = 0, num_computed: int = 8, max_to
     request = make_request(f"r{order}", range(20), max_tokens=max_tokens)
     request.num_preemptions = num_preemptions
     request.num_computed_tokens = num_computed
-    return Entry(request, (0, 0, order))
+    return Entry(request, (0, 0, 0, order))
 
 
 def test_the_best_comes_first_however_they_were_admitted() -> None:

@@ -80,11 +80,12 @@ def test_keys_are_asked_for_and_keep_prefixes_apart(fake_process: None, monkeypa
         assert (answer.status_code, answer.headers["www-authenticate"]) == (401, "Bearer")
         assert answer.json()["error"]["code"] == "invalid_api_key"
         assert server.http.get("/v1/models", headers={"Authorization": "Bearer key-c"}).status_code == 401
-        salts = []
+        salts, owners = [], []
         add = server.engine._client.add_requests
 
         def note(sequences: Any) -> None:
             salts.append(sequences[0].cache_salt)
+            owners.append(sequences[0].owner)
             add(sequences)
 
         monkeypatch.setattr(server.engine._client, "add_requests", note)
@@ -94,6 +95,7 @@ def test_keys_are_asked_for_and_keep_prefixes_apart(fake_process: None, monkeypa
             assert answer.status_code == 200
         assert salts[0] == salts[2]
         assert len(set(salts)) == 3
+        assert owners[0] == owners[2] == owners[3] != owners[1]
         assert all("key" not in salt for salt in salts)
 
 
