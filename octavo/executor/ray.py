@@ -31,7 +31,9 @@ _MOST_SILENT_S = 10.0
 _GRACE_S = 5.0
 """Time for ranks to end by themselves, and for the others to answer after one failed, for which they may wait."""
 _PLACE_S = 60.0
-"""How long a cluster may take to find room for the ranks, and then to start them."""
+"""How long a cluster may take to find room for the ranks."""
+_START_S = 300.0
+"""How long it may take to start their processes: a busy machine has others to serve."""
 _STORE_BYTES = 80 * 2**20
 """Shared memory of a local cluster. Nothing of ours lies there; Ray wants some."""
 _CPUS_OF_A_RANK = 1
@@ -129,13 +131,7 @@ class RayExecutor(Executor):
             )
             local[node] += 1
             begun.append(rank.actor.begin.remote(encode_start(start), self._rank_class))
-        try:
-            ray.get(begun, timeout=_PLACE_S)
-        except RayError as error:
-            raise ExecutorError(
-                f"The ranks could not be made of {self._rank_class}: {_last_line(error)}.",
-                remedy="Install the same Octavo on every machine of the cluster.",
-            ) from error
+        _await_start(begun)
 
     def _ask(self, calls: Sequence[bytes], timeout_s: float | None) -> list[bytes]:
         """Send each rank its call; their answers, in the order of ranks."""
@@ -299,16 +295,21 @@ def _place_ranks(config: EngineConfig, held: contextlib.ExitStack) -> list[_Rank
         ).remote("" if "OMP_NUM_THREADS" in environment else str(_CPUS_OF_A_RANK))
         held.callback(_quietly, ray.kill, actor)
         actors.append(actor)
-    try:
-        places: list[ActorPlace] = ray.get([actor.where.remote() for actor in actors], timeout=_PLACE_S)
-    except RayError as error:
-        raise ExecutorError(
-            f"The actors of {world_size} ranks did not start: {_last_line(error)}.",
-            remedy="Install the same Octavo and the same Ray on every machine of the cluster; see Ray's logs.",
-        ) from error
+    places: list[ActorPlace] = _await_start([actor.where.remote() for actor in actors])
     size = Counter(place.node for place in places)
     ranks = [_RankActor(actor, place) for actor, place in zip(actors, places, strict=True)]
     return sorted(ranks, key=lambda rank: (-size[rank.place.node], rank.place.node))
+
+
+def _await_start(answers: Sequence[Any]) -> Any:
+    """What actors answer that have just been made. Raises `ExecutorError` where one did not start."""
+    try:
+        return ray.get(answers, timeout=_START_S)
+    except RayError as error:
+        raise ExecutorError(
+            f"The actors of {len(answers)} ranks did not start: {_last_line(error)}.",
+            remedy="Install the same Octavo and the same Ray on every machine of the cluster; see Ray's logs.",
+        ) from error
 
 
 def _check_room(bundle: dict[str, float], world_size: int) -> None:

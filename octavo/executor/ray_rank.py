@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import os
 import socket
+from typing import Any
 
 import msgspec
 import ray
 
-from octavo.config import drop_thread_limit
+from octavo.config import EngineConfig, drop_thread_limit
 from octavo.executor.rank_calls import decode_start
 from octavo.executor.rank_host import RankHost, find_rank_class
 
@@ -51,7 +52,12 @@ class RayRank:
 
     def begin(self, start: bytes, rank_class: str) -> None:
         """Who this rank is: what `encode_start` made, and the `module:Class` that answers."""
-        self._host = RankHost(decode_start(start), find_rank_class(rank_class))
+
+        def make(config: EngineConfig, *, global_rank: int, local_rank: int) -> Any:
+            # At the first call: to import what ranks compute with takes long, and pulses are answered meanwhile.
+            return find_rank_class(rank_class)(config, global_rank=global_rank, local_rank=local_rank)
+
+        self._host = RankHost(decode_start(start), make)
 
     def call(self, frame: bytes) -> bytes:
         """Answer a frame of `encode_call`."""

@@ -117,7 +117,13 @@ def test_errors_of_ranks_keep_their_words(monkeypatch: pytest.MonkeyPatch) -> No
         pytest.param(
             "Unmakeable", ExecutorError, "Rank 0 failed in init_worker: RuntimeError: no rank", id="bug", marks=LONG
         ),
-        pytest.param("NoSuchRank", ExecutorError, "no attribute 'NoSuchRank'", id="unknown", marks=LONG),
+        pytest.param(
+            "NoSuchRank",
+            ExecutorError,
+            "Rank 0 failed in init_worker: .* no attribute 'NoSuchRank'",
+            id="unknown",
+            marks=LONG,
+        ),
     ],
 )
 def test_a_start_that_fails_leaves_nothing_running(kind: str, error: type[OctavoError], says: str) -> None:
