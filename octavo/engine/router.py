@@ -3,7 +3,8 @@
 The rule. The load of a replica is the number of tokens, prompt and output, of its unfinished requests. A replica may
 take a request while its load with it is at most `(1 + TOLERANCE) * mean + slack`, where the mean is over replicas, with
 the request, and the slack is some steps' worth of tokens. Among those that may, the one that holds the longest prefix
-takes it; of several, the one with the least load. The least loaded replica always may.
+takes it; of several, the one with the least load, and of those the one that holds least. The least loaded replica
+always may.
 
 Replicas are not asked. The router notes what it sent where (`PrefixView`), and what came back: how much of each prompt
 was found in the cache, and what was generated.
@@ -118,7 +119,12 @@ class PrefixRouter:
             if self.loads[replica] == least or self.loads[replica] + chain.num_tokens <= most
         ]
         digests = chain.settled()
-        return max(able, key=lambda replica: (self._views[replica].match(digests), -self.loads[replica], -replica))
+
+        def goodness(replica: int) -> tuple[int, int, int]:
+            view = self._views[replica]
+            return view.match(digests), -self.loads[replica], -len(view)
+
+        return max(able, key=goodness)
 
     def take_outputs(self, outputs: Sequence[EngineCoreOutput]) -> None:
         """News of one step."""

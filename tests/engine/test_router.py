@@ -109,6 +109,11 @@ def test_what_was_generated_is_a_prefix_too() -> None:
     assert run(r, "c", [*prompt(1, 20), *range(100, 130)]) == 1, "the longer beginning is there"
 
 
+def test_where_nothing_waits_the_emptiest_cache_is_filled() -> None:
+    r = router(3)
+    assert sorted(run(r, str(number), prompt(number), alive=(0, 1, 2)) for number in range(6)) == [0, 0, 1, 1, 2, 2]
+
+
 def test_salts_are_kept_apart() -> None:
     r = router()
     assert run(r, "a", prompt(1), cache_salt="x", alive=[1]) == 1
