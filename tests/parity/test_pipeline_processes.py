@@ -52,6 +52,6 @@ def test_two_processes_give_the_tokens_of_one_and_a_dead_one_ends_both(toy: Toy)
 
 def test_a_stage_that_refuses_its_model_ends_the_start(tmp_path: Any) -> None:
     save_model("gemma3n_text", tmp_path)
-    with pytest.raises(UnsupportedModelError, match="cannot be divided over pipeline stages"):
+    with pytest.raises(UnsupportedModelError, match="reads the cache of layer 0, which lies in another pipeline stage"):
         LLM(str(tmp_path), pipeline_parallel_size=2, kv_memory="4MiB")
     assert not ranks_of(os.getpid())

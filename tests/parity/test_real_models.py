@@ -106,3 +106,31 @@ def test_preempted_equals_transformers(reference: Reference) -> None:
         num_preemptions = llm.stats().num_preemptions
     assert num_preemptions > 0
     assert count_excused(outputs, reference.short_greedy * 3) <= 1
+
+
+RANKS: list[dict[str, Any]] = [
+    {"pipeline_parallel_size": 2},
+    {"pipeline_parallel_size": 3, "max_num_batched_tokens": 300},
+    {"pipeline_parallel_size": 2, "pipeline_layers": [5, None]},
+    {"pipeline_parallel_size": 2, "tensor_parallel_size": None},
+]
+"""None is what is left of the layers, or the least size that divides the heads."""
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        pytest.param(options, marks=pytest.mark.long if index else pytest.mark.slow)
+        for index, options in enumerate(RANKS)
+    ],
+)
+def test_several_ranks_equal_transformers(reference: Reference, options: dict[str, Any]) -> None:
+    num_layers, num_parts = {"demo": (18, 2), "demo-smollm2": (30, 3)}[reference.name]
+    options = dict(options)
+    if "pipeline_layers" in options:
+        options["pipeline_layers"] = [5, num_layers - 5]
+    if "tensor_parallel_size" in options:
+        options["tensor_parallel_size"] = num_parts
+    with make_llm(reference.name, kv_memory="256MiB", **options) as llm:
+        outputs = run(llm, reference.prompts[:NUM_VARIANT_PROMPTS])
+    assert count_excused(outputs, reference.greedy[:NUM_VARIANT_PROMPTS]) <= 1

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.models.walk.outcome import walk
+from tests.thread_executor import one_at_a_time
 from tools.models_page import RUNS, page_rows
 
 NOT_DIVIDED = {
@@ -24,6 +25,20 @@ SAMPLE = (
     "gemma4_text-without-sharing", "gemma3n_text",
 )  # fmt: skip
 """Windows, experts, states, both in one layer, a norm that runs twice, and what is refused."""
+
+DIVIDED_TWICE = (
+    "gemma2",
+    "mixtral",
+    "llama",
+    "qwen3_moe",
+    "gpt_oss",
+    "deepseek_v3",
+    "olmo3",
+    "phi3",
+    "cohere2",
+    "gpt2",
+)
+"""Also each layer over two ranks; the first two in every full run."""
 
 RUNNING = [name for name, line in page_rows().items() if RUNS in line]
 
@@ -52,3 +67,16 @@ def test_every_other_type_in_two_stages(name: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", [name for name in SAMPLE if name not in NOT_DIVIDED])
 def test_a_sample_of_types_in_three_stages(name: str, tmp_path: Path) -> None:
     check(name, tmp_path, 3)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=pytest.mark.long if index > 1 else pytest.mark.slow)
+        for index, name in enumerate(DIVIDED_TWICE)
+    ],
+)
+def test_two_stages_of_two_ranks_each(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    one_at_a_time(monkeypatch)
+    outcome = walk(name, tmp_path, num_stages=2, num_ranks=2)
+    assert outcome.runs, outcome.refusal
