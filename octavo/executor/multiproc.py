@@ -14,7 +14,7 @@ from octavo.errors import ExecutorError
 from octavo.executor.deadline import Deadline, RankFailed
 from octavo.executor.executor import Executor
 from octavo.executor.frames import framed
-from octavo.executor.rank_calls import decode_answers, encode_call, is_error
+from octavo.executor.rank_calls import decode_answers, decode_last, encode_call, is_error
 from octavo.executor.rank_link import RankLink
 from octavo.messages import ModelRunnerOutput, Rendezvous, SchedulerOutput
 
@@ -82,14 +82,11 @@ class MultiprocExecutor(Executor):
         not answered seconds later wait for one that failed, in a collective operation: all are ended, and its error
         is raised.
         """
-        try:
-            answers = self._ask(framed(encode_call(method, args)), timeout_s)
-        except RankFailed as failed:
-            answers = [failed.frame]
-        return decode_answers(method, answers)
+        return decode_answers(method, self._ask(framed(encode_call(method, args)), timeout_s))
 
     def execute_model(self, step: SchedulerOutput) -> ModelRunnerOutput:
-        output: ModelRunnerOutput = self.collective_rpc("execute_model", (step,))[-1]
+        frames = self._ask(framed(encode_call("execute_model", (step,))), None)
+        output: ModelRunnerOutput = decode_last("execute_model", frames)
         return output
 
     def check_health(self) -> None:
@@ -110,13 +107,16 @@ class MultiprocExecutor(Executor):
         self._stop(_GRACE_S)
 
     def _ask(self, call: bytes, timeout_s: float | None) -> list[bytes]:
-        """Send `call` to all ranks; their answers, in the order of ranks."""
+        """Send `call` to all ranks; their answers, in the order of ranks, or the error alone for which others wait."""
         if not self._links:
             self.check_health()
         try:
             for link in self._links:
                 link.send(call)
             return self._collect(timeout_s)
+        except RankFailed as failed:
+            self._stop(0.0)
+            return [failed.frame]
         except BaseException:
             # An answer that is still to come, after Ctrl-C too, would be taken for that of the next call.
             self._stop(0.0)

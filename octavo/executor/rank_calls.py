@@ -105,6 +105,12 @@ def decode_answers(method: str, frames: Iterable[bytes]) -> list[Any]:
     return results
 
 
+def decode_last(method: str, frames: Sequence[bytes]) -> Any:
+    """The result of `method` in the last of `frames`; of the others only errors are looked for, which are raised."""
+    errors = [frame for frame in frames if is_error(frame)]
+    return decode_answers(method, errors or frames[-1:])[-1]
+
+
 @cache
 def _schema(method: str) -> tuple[msgspec.msgpack.Decoder[Any], msgspec.msgpack.Decoder[Any]]:
     """Decoders of the arguments and of the result of a method of `Rank`."""

@@ -6,12 +6,13 @@ import msgspec
 import pytest
 
 from octavo.config import EngineConfig, ModelSource
-from octavo.error_report import ErrorReport
-from octavo.errors import InvariantError
+from octavo.error_report import ErrorReport, report_of
+from octavo.errors import ConfigError, InvariantError
 from octavo.executor.rank_calls import (
     RankStart,
     decode_answer,
     decode_call,
+    decode_last,
     decode_start,
     encode_call,
     encode_error,
@@ -95,3 +96,14 @@ def test_only_the_methods_of_a_rank_can_be_called(method: str) -> None:
 def test_arguments_of_another_type_are_refused() -> None:
     with pytest.raises(msgspec.ValidationError):
         decode_call(encode_call("execute_model", ("a step",)))
+
+
+def test_of_many_answers_the_last_counts_and_any_error() -> None:
+    others = [encode_result(ModelRunnerOutput(sampled={})), encode_result(OUTPUT)]
+    assert decode_last("execute_model", others) == OUTPUT
+    failed = encode_error(report_of(ConfigError("A mistake.", remedy="Mend it."), doing="Rank 0 failed"))
+    for place in range(3):
+        frames = others[:]
+        frames.insert(place, failed)
+        with pytest.raises(ConfigError, match="A mistake"):
+            decode_last("execute_model", frames)
