@@ -18,7 +18,7 @@ from octavo.server.answers import DONE, UsageCount, frame, new_id, unix_time
 from octavo.server.bodies import GenerationBody, check_limit
 from octavo.server.event_stream import ClientGoneError, EventStream, merged, unless_gone
 from octavo.server.failures import ServerError, failure_of
-from octavo.server.gate import Gate
+from octavo.server.gate import TIMEOUT_HEADER, Gate
 from octavo.server.settings import ServerSettings
 
 logger = logging.getLogger(__name__)
@@ -93,13 +93,14 @@ class Endpoint:
 
     async def answer(self, http: Request, body: GenerationBody, answer: Answer) -> Response:
         """Generate, and answer as the client wants it. Raises what the engine refuses before the first byte."""
+        seconds = self.gate.seconds_for(http.headers.get(TIMEOUT_HEADER))
         if not body.stream:
             try:
-                outputs = await unless_gone(http, self.gate.complete(answer.requests))
+                outputs = await unless_gone(http, self.gate.complete(answer.requests, seconds))
             except ClientGoneError:
                 return Response(status_code=CLIENT_GONE)
             return Response(msgspec.json.encode(answer.whole(outputs)), media_type="application/json")
-        frames = self.gate.bounded(self._frames(body, answer))
+        frames = self.gate.bounded(self._frames(body, answer), seconds)
         try:
             first = await unless_gone(http, anext(frames))
         except ClientGoneError:

@@ -15,6 +15,9 @@ from octavo.engine.outputs import RequestOutput
 from octavo.server.failures import RETRY_AFTER_S, ServerError
 from octavo.server.settings import ServerSettings
 
+TIMEOUT_HEADER = "X-Request-Timeout"
+"""The seconds that a client gives its request."""
+
 logger = logging.getLogger(__name__)
 
 
@@ -80,9 +83,27 @@ class Gate:
         finally:
             self.num_sequences -= num_new
 
-    async def complete(self, requests: list[PromptRequest]) -> list[RequestOutput]:
+    def seconds_for(self, wanted: str | None) -> float | None:
+        """How long a request may take that asks for `wanted` seconds: no longer than the server lets any; None is for
+        ever. Raises `ServerError` (400) for what is no number of seconds."""
+        own = self._settings.request_timeout_s
+        if wanted is None:
+            return own
+        try:
+            seconds = float(wanted)
+        except ValueError:
+            seconds = 0.0
+        if not 0 < seconds < float("inf"):
+            raise ServerError(
+                400,
+                f"{TIMEOUT_HEADER} is {wanted!r:.40}; it must be a number of seconds above 0.",
+                param=TIMEOUT_HEADER,
+            )
+        return seconds if own is None else min(seconds, own)
+
+    async def complete(self, requests: list[PromptRequest], seconds: float | None) -> list[RequestOutput]:
         """The whole outputs, in order; when one fails, or the time is over, the others are ended."""
-        async with self.passing(requests), asyncio.timeout(self._settings.request_timeout_s):
+        async with self.passing(requests), asyncio.timeout(seconds):
             try:
                 async with asyncio.TaskGroup() as group:
                     tasks = [group.create_task(self._engine.complete(request)) for request in requests]
@@ -90,10 +111,11 @@ class Gate:
                 raise errors.exceptions[0] from None
             return [task.result() for task in tasks]
 
-    async def bounded(self, stream: AsyncGenerator[bytes, None]) -> AsyncGenerator[bytes, None]:
-        """`stream`, ended with `TimeoutError` when it takes longer than a request may."""
+    @staticmethod
+    async def bounded(stream: AsyncGenerator[bytes, None], seconds: float | None) -> AsyncGenerator[bytes, None]:
+        """`stream`, ended with `TimeoutError` when it takes longer."""
         # Not by asyncio.timeout: the tasks that read a stream change.
-        loop, seconds = asyncio.get_running_loop(), self._settings.request_timeout_s
+        loop = asyncio.get_running_loop()
         deadline = loop.time() + seconds if seconds is not None else None
         try:
             while True:

@@ -140,6 +140,25 @@ def test_a_request_that_takes_too_long_is_ended(fake_process: None) -> None:
         assert text.endswith("data: [DONE]\n\n")
 
 
+def test_a_request_may_bring_its_own_time(fake_process: None) -> None:
+    with running("fake-slow", request_timeout_s=60) as server:
+        short = {"X-Request-Timeout": "0.3"}
+        answer = server.http.post(COMPLETE, json=LONG, headers=short)
+        assert (answer.status_code, answer.json()["error"]["code"]) == (504, "request_timeout")
+        text = server.http.post(COMPLETE, json={**LONG, "stream": True}, headers=short).text
+        assert '"code":"request_timeout"' in text
+        assert server.http.post(COMPLETE, json={"prompt": "a"}, headers={"X-Request-Timeout": "30"}).status_code == 200
+        for wrong in ("soon", "0", "-1", "nan", "inf", ""):
+            answer = server.http.post(COMPLETE, json={"prompt": "a"}, headers={"X-Request-Timeout": wrong})
+            assert (answer.status_code, answer.json()["error"]["param"]) == (400, "X-Request-Timeout"), wrong
+
+
+def test_no_request_takes_longer_than_the_server_lets_it(fake_process: None) -> None:
+    with running("fake-slow", request_timeout_s=0.3) as server:
+        answer = server.http.post(COMPLETE, json=LONG, headers={"X-Request-Timeout": "60"})
+        assert answer.status_code == 504
+
+
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_client_that_goes_away_ends_its_request(fake_process: None, stream: bool) -> None:
     with running("fake-slow") as server:
