@@ -26,7 +26,7 @@ from octavo.models.modules.linear import PackedLinear
 from octavo.models.modules.norm_kernels import NORM_JOB, norm_kernel
 from octavo.models.modules.rms_norm import FastRMSNorm
 from octavo.models.modules.row_kernels import TEAM
-from octavo.models.modules.weights import FewRows, Weight
+from octavo.models.modules.weights import FewRows, Weight, ask_ahead
 
 MAX_ROWS = 64
 """Most tokens of a step that a program takes; products may set a lower limit."""
@@ -218,6 +218,7 @@ class _Builder:
             behind = form.after_mlp
         out = Places(self.out.data_ptr(), self._size * self._dtype.itemsize)
         self._join(behind, decoder.norm, multiplier, out)
+        ask_ahead(self.calls)
 
     def _tensor(self, width: int) -> torch.Tensor:
         tensor = torch.zeros(MAX_ROWS, width, dtype=self._dtype)

@@ -47,12 +47,14 @@ LINEAR_JOB = np.dtype(
             "num_inputs",
             "unit_outputs",
             "block_rows",
+            "next_weight",
         )
     ]
 )
 """out[i, j] = rows[i] . weight[j] + bias[j]. `weight_bytes` from one output's weights to the next's; `bias` is 0 where
 there is none, else of the rows' element; `unit_outputs` are shared out at a time where rows are few, a multiple of
-`TILE_OUTPUTS`; where they are many, `block_rows` are widened at a time, a multiple of `REST_ROWS`."""
+`TILE_OUTPUTS`; where they are many, `block_rows` are widened at a time, a multiple of `REST_ROWS`. `next_weight` is the
+weight of the product that comes next, or 0."""
 
 TILE_OUTPUTS = 4
 TILE_ROWS = 4
@@ -72,14 +74,15 @@ def product_tile(
     weight_bytes: Any,
     num_outputs: Any,
     num_inputs: Any,
+    ahead: Any,
     bias: Any,
     out: Any,
     out_bytes: Any,
 ) -> Any:
     """Results of `num_rows` (at least 1; more than `TILE_ROWS` count as that many) rows and `TILE_OUTPUTS` outputs.
 
-    Only the first `num_outputs` outputs exist; nothing is read or written of the others. The weights behind the tile
-    are asked for while it is computed.
+    Only the first `num_outputs` outputs exist; nothing is read or written of the others. The weights of
+    the tile at `ahead` are asked for meanwhile.
     """
     kinds = path.value, element.value
 
@@ -90,15 +93,14 @@ def product_tile(
                 _emit_products(builder, kinds, count, arguments[3:])
         return context.get_dummy_value()
 
-    return types.none(path, element, *[types.int64] * 10), emit
+    return types.none(path, element, *[types.int64] * 11), emit
 
 
 def _emit_products(builder: Any, kinds: tuple[VectorPath, Element], num_rows: int, arguments: Any) -> None:
     path, element = kinds
-    rows, row_bytes, weights, weight_bytes, num_outputs, num_inputs, bias, out, out_bytes = arguments
+    rows, row_bytes, weights, weight_bytes, num_outputs, num_inputs, ahead, bias, out, out_bytes = arguments
     row_at = [builder.add(rows, builder.mul(INT64(row), row_bytes)) for row in range(num_rows)]
     weight_at = [_weight_at(builder, weights, weight_bytes, output, num_outputs) for output in range(TILE_OUTPUTS)]
-    ahead = builder.mul(weight_bytes, INT64(TILE_OUTPUTS))
     totals = Accumulators(builder, path, num_rows, TILE_OUTPUTS)
     is_pairs = uses_dot(path, element, element)
     step = path.lanes * (2 if is_pairs else 1)
@@ -124,8 +126,8 @@ def _emit_products(builder: Any, kinds: tuple[VectorPath, Element], num_rows: in
     with cgutils.for_range(builder, num_lines, intp=INT64) as loop:
         start = builder.mul(loop.index, INT64(line))
         asked = builder.add(ahead, builder.mul(start, INT64(element.num_bytes)))
-        for at in weight_at:
-            emit_prefetch(builder, builder.add(at, asked))
+        for output in range(TILE_OUTPUTS):
+            emit_prefetch(builder, builder.add(asked, builder.mul(INT64(output), weight_bytes)))
         for number in range(line_steps):
             add_step(builder.add(start, INT64(number * step)), None)
     for number in range(line_steps):
@@ -158,13 +160,18 @@ def _emit_result(builder: Any, path: VectorPath, element: Element, sums: Any, bi
 def multiply_rows(path: VectorPath, element: Element, job: Any) -> None:
     """One thread's share of the outputs."""
     width = element.num_bytes
-    while True:
-        first = fetch_add(address_of(job), 1) * job.unit_outputs
-        if first >= job.num_outputs:
-            return
+    following = fetch_add(address_of(job), 1) * job.unit_outputs
+    while following < job.num_outputs:
+        first, following = following, fetch_add(address_of(job), 1) * job.unit_outputs
         end = min(first + job.unit_outputs, job.num_outputs)
         for output in range(first, end, TILE_OUTPUTS):
             bias = 0 if job.bias == 0 else job.bias + output * width
+            ahead = job.weight + (output + TILE_OUTPUTS) * job.weight_bytes
+            if output + TILE_OUTPUTS >= end:
+                ahead = job.weight + following * job.weight_bytes
+                if following >= job.num_outputs:
+                    num_units = (job.num_outputs + job.unit_outputs - 1) // job.unit_outputs
+                    ahead = job.next_weight + (following - num_units * job.unit_outputs) * job.weight_bytes
             for row in range(0, job.num_rows, TILE_ROWS):
                 product_tile(
                     path,
@@ -176,6 +183,7 @@ def multiply_rows(path: VectorPath, element: Element, job: Any) -> None:
                     job.weight_bytes,
                     end - output,
                     job.num_inputs,
+                    ahead,
                     bias,
                     job.out + row * job.out_bytes + output * width,
                     job.out_bytes,

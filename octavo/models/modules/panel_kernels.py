@@ -45,9 +45,10 @@ PRODUCT_JOB = _record(
     "num_chunks",
     "num_units",
     "parts",
+    "next_parts",
 )
 """out[i, j] = rows[i] . weight[j] + bias[j]. `lines` are those of the rows, or 0 where each thread makes its own;
-`parts` are `PART`s. Numbers, addresses and bytes."""
+`parts` are `PART`s; `next_parts` those of the product that comes next, or 0. Numbers, addresses and bytes."""
 
 PART = _record(
     "num_units",
@@ -65,13 +66,15 @@ PART = _record(
 `code_bytes` and `scale_bytes` are those of a panel; `bias` is float32 for whole panels, or 0; `out_offset` is where the
 first output goes in a row of results."""
 
-UNIT = _record("number", "lines", "num_rows", "num_chunks", "out", "out_bytes")
-"""A unit of a part, and the rows that it is multiplied with."""
+UNIT = _record("number", "lines", "num_rows", "num_chunks", "out", "out_bytes", "ahead_codes", "ahead_scales")
+"""A unit of a part, and the rows that it is multiplied with; what is read next is asked for meanwhile."""
 
 LINE_JOB = _record(*ROWS_FIELDS, "lines", "num_inputs", "num_chunks")
 """Rows, and where their lines go."""
 
 _PART_BYTES = PART.itemsize
+_CODES, _SCALES, _UNIT_PANELS = (int(PART.fields[name][1]) for name in ("codes", "scales", "unit_panels"))  # type: ignore[index]
+"""Places in a part; bytes of a panel follow each of the first two."""
 
 
 @cache
@@ -147,6 +150,10 @@ def multiply_unit(path: BytePath, coding: Coding, element: Element, most: int, p
     end = min(begin + part.unit_panels, (part.num_outputs + OUTPUTS - 1) // OUTPUTS)
     for panel in range(begin, end):
         out = unit.out + part.out_offset + panel * OUTPUTS * element.num_bytes
+        ahead_codes, ahead_scales = unit.ahead_codes, unit.ahead_scales
+        if panel + 1 < end:
+            ahead_codes = part.codes + (panel + 1) * part.code_bytes
+            ahead_scales = part.scales + (panel + 1) * part.scale_bytes
         for row in range(0, unit.num_rows, most):
             multiply_panel(
                 path,
@@ -156,6 +163,8 @@ def multiply_unit(path: BytePath, coding: Coding, element: Element, most: int, p
                 unit.lines + row * unit.num_chunks * LINE_BYTES,
                 part.codes + panel * part.code_bytes,
                 part.scales + panel * part.scale_bytes,
+                ahead_codes,
+                ahead_scales,
                 unit.num_chunks,
                 unit.num_rows - row,
                 part.num_outputs - panel * OUTPUTS,
@@ -163,6 +172,24 @@ def multiply_unit(path: BytePath, coding: Coding, element: Element, most: int, p
                 out + row * unit.out_bytes,
                 unit.out_bytes,
             )
+
+
+@compiled
+def look_ahead(job: Any, number: int, unit: Any) -> None:
+    """Where unit `number` of the product begins, or what this thread may be given of the next one; as a `UNIT`'s."""
+    part = job.parts
+    if number < job.num_units:
+        while number >= get_int64(part):
+            number -= get_int64(part)
+            part += _PART_BYTES
+    elif job.next_parts != 0:
+        part = job.next_parts
+        number = (number - job.num_units) % get_int64(part)
+    else:
+        number = 0
+    panel = number * get_int64(part + _UNIT_PANELS)
+    for place, offset in ((6, _CODES), (7, _SCALES)):
+        unit[place] = get_int64(part + offset) + panel * get_int64(part + offset + 8)
 
 
 @compiled
@@ -175,17 +202,18 @@ def multiply_parts(path: BytePath, element: Element, most: int, job: Any) -> Non
         lines = (scratch.ctypes.data + LINE_BYTES - 1) // LINE_BYTES * LINE_BYTES
         for first in range(0, num_rows, most):
             make_tile(path, element, most, job, first, lines)
-    unit = np.empty(6, np.int64)
+    unit = np.empty(8, np.int64)
     unit[1], unit[2], unit[3], unit[4], unit[5] = lines, num_rows, job.num_chunks, job.out, job.out_bytes
-    number = fetch_add(address_of(job), 1)
-    while number < job.num_units:
+    following = fetch_add(address_of(job), 1)
+    while following < job.num_units:
+        number, following = following, fetch_add(address_of(job), 1)
+        look_ahead(job, following, unit)
         part = job.parts
         while number >= get_int64(part):
             number -= get_int64(part)
             part += _PART_BYTES
         unit[0] = number
         call_kernel(get_int64(part + 8), part, unit.ctypes.data)
-        number = fetch_add(address_of(job), 1)
     scratch[0], unit[0] = 0, 0  # numba frees an array after its last use: not before here
 
 

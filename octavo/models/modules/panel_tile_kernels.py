@@ -44,6 +44,7 @@ from octavo.attention.numba_emit import (
     constant,
     emit_fma,
     emit_load,
+    emit_prefetch,
     emit_reduce,
     emit_store,
     lanes_from,
@@ -168,6 +169,8 @@ def multiply_panel(
     lines: Any,
     codes: Any,
     scales: Any,
+    ahead_codes: Any,
+    ahead_scales: Any,
     num_chunks: Any,
     num_rows: Any,
     num_outputs: Any,
@@ -177,7 +180,8 @@ def multiply_panel(
 ) -> Any:
     """Results of a tile of `tile_rows` (a power of two) rows with a panel, of which `num_rows` and `num_outputs` exist.
 
-    `bias` is float32 [16], or 0 where there is none; results go to `out`, rows `out_bytes` apart, as `element`.
+    `bias` is float32 [16], or 0 where there is none; results go to `out`, rows `out_bytes` apart, as `element`. As much
+    as is read of codes and scales is asked for at `ahead_codes` and `ahead_scales`.
     """
     kinds = path.value, coding.value, element.value
 
@@ -185,11 +189,11 @@ def multiply_panel(
         size = 1
         while size <= path.value.tile_rows:
             with builder.if_then(builder.icmp_signed("==", arguments[3], INT64(size))):
-                _Panel(builder, *kinds, size, *arguments[4:8]).store(*arguments[8:])
+                _Panel(builder, *kinds, size, *arguments[4:10]).store(*arguments[10:])
             size *= 2
         return context.get_dummy_value()
 
-    return types.none(path, coding, element, *[types.int64] * 10), emit
+    return types.none(path, coding, element, *[types.int64] * 12), emit
 
 
 class _Panel:
@@ -205,6 +209,8 @@ class _Panel:
         lines: Any,
         codes: Any,
         scales: Any,
+        ahead_codes: Any,
+        ahead_scales: Any,
         num_chunks: Any,
     ) -> None:
         self.builder, self.path, self.coding, self.element, self.size = builder, path, coding, element, size
@@ -214,10 +220,15 @@ class _Panel:
         for total in self.totals:
             builder.store(zero, total)
         with cgutils.for_range(builder, num_chunks, intp=INT64) as loop:
+            code_offset = builder.mul(loop.index, INT64(chunk_bytes(coding)))
+            scale_offset = builder.mul(loop.index, INT64(scale_bytes(coding) * CHUNK // coding.group))
+            for line in range(0, chunk_bytes(coding), VECTOR_BYTES):
+                emit_prefetch(builder, builder.add(builder.add(ahead_codes, code_offset), INT64(line)))
+            emit_prefetch(builder, builder.add(ahead_scales, scale_offset))
             self._chunk(
                 builder.add(lines, builder.mul(loop.index, INT64(size * LINE_BYTES))),
-                builder.add(codes, builder.mul(loop.index, INT64(chunk_bytes(coding)))),
-                builder.add(scales, builder.mul(loop.index, INT64(scale_bytes(coding) * CHUNK // coding.group))),
+                builder.add(codes, code_offset),
+                builder.add(scales, scale_offset),
             )
 
     def _chunk(self, lines: Any, codes: Any, scales: Any) -> None:

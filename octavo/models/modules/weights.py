@@ -7,6 +7,7 @@ import struct
 import sys
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from itertools import pairwise
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -237,6 +238,14 @@ def run_calls(calls: Sequence[KernelCall], rows: torch.Tensor, num_rows: int, nu
         _ROWS.pack_into(call.record.bytes, 0, *numbers)
         TEAM.run(call.kernel, call.record.address, num_threads)
     return out
+
+
+def ask_ahead(calls: Sequence[KernelCall]) -> None:
+    """Tell each product among `calls` where the weight of the next one lies, so that it is asked for in time."""
+    for place, next_place in (("weight", "next_weight"), ("parts", "next_parts")):
+        records = [call.record for call in calls if next_place in (call.record.array.dtype.names or ())]
+        for record, following in pairwise(records):
+            record.fill({next_place: int(following.array[place][0])})
 
 
 def bytes_by_format(weights: Iterable[Weight], tensors: Iterable[torch.Tensor]) -> dict[str, int]:

@@ -5,10 +5,12 @@ import torch
 from torch import nn
 
 from octavo.attention.numba_kernels import vector_paths
+from octavo.models.coded_parameters import code_linears
 from octavo.models.modules.weights import (
     BlockRows,
     Blocks,
     PackedWeight,
+    ask_ahead,
     can_pack,
     in_blocks,
     is_plain_linear,
@@ -63,6 +65,24 @@ def test_calls_compute_the_product_with_jobs_of_their_own() -> None:
     rows = torch.randn(1, 2, 48)
     torch.testing.assert_close(run_calls(first, rows, 2, 32), layer(rows))
     assert torch.equal(run_calls(first, rows, 2, 32), run_calls(second, rows, 2, 32))
+
+
+def test_products_are_told_where_the_next_weight_lies() -> None:
+    plain = [weight_of([linear(size, dtype=torch.float32)]) for size in (32, 16, 24)]
+    layers = [linear(16), linear(32)]
+    code_linears(nn.ModuleList(layers))
+    coded = [weight_of([layer]) for layer in layers]
+    weights = [plain[0], coded[0], plain[1], plain[2], coded[1]]
+    jobs = [weight.few_rows.calls() for weight in weights if weight.few_rows is not None]
+    assert len(jobs) == len(weights)
+    ask_ahead([call for calls in jobs for call in calls])
+    records = [calls[-1].record.array for calls in jobs]
+    assert [int(records[number]["next_weight"][0]) for number in (0, 2, 3)] == [plain[1].address, plain[2].address, 0]
+    assert [int(records[number]["next_parts"][0]) for number in (1, 4)] == [int(records[4]["parts"][0]), 0]
+    for weight, calls in zip(weights, jobs, strict=True):
+        rows = torch.randn(3, 48).to(weight.dtype)
+        expected = weight.apply(rows)
+        assert torch.equal(run_calls(calls, rows, 3, expected.shape[1]), expected)
 
 
 def test_which_layers_are_plain() -> None:
