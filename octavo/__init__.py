@@ -22,6 +22,7 @@ if typing.TYPE_CHECKING:
     from octavo.engine.llm import LLM
     from octavo.planning.library import plan_kv_cache
     from octavo.request import BeamSearchParams, SamplingParams
+    from octavo.structured_outputs import StructuredOutputsParams
 
 __version__ = "0.1.0"
 
@@ -31,13 +32,17 @@ _HOMES = {
     "LLM": "octavo.engine.llm",
     "EngineConfig": "octavo.config",
     "SamplingParams": "octavo.request",
+    "StructuredOutputsParams": "octavo.structured_outputs",
     "plan_kv_cache": "octavo.planning.library",
 }
 """Public name -> the module that defines it."""
 
 prefer_short_spins()
 
-__all__ = ["LLM", "AsyncLLM", "BeamSearchParams", "EngineConfig", "SamplingParams", "__version__", "plan_kv_cache"]
+__all__ = [
+    "LLM", "AsyncLLM", "BeamSearchParams", "EngineConfig", "SamplingParams", "StructuredOutputsParams", "__version__",
+    "plan_kv_cache",
+]  # fmt: skip
 
 
 def __getattr__(name: str) -> object:

@@ -98,6 +98,9 @@ class SchedulerOutput(msgspec.Struct, frozen=True, kw_only=True):
     """(source, destination) of blocks to copy before this step writes anything: first all sources are read."""
     earlier_tokens: dict[str, int] = {}
     """What the step before this one sampled, for the ranks of a pipeline that did not sample it themselves."""
+    token_masks: dict[str, bytes] = {}
+    """The tokens that a request may be given next, for those that may not be given all: bit `i % 8` of byte `i // 8`,
+    the lowest being bit 0, speaks of token i."""
 
     @property
     def num_tokens(self) -> int:
@@ -123,6 +126,8 @@ class EngineCoreOutput(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     num_cached_tokens: int = 0
     logprobs: tuple[TokenLogprobs, ...] = ()
     prompt_logprobs: tuple[TokenLogprobs, ...] = ()
+    last_is_text: bool = False
+    """Whether it ended with `stop` because nothing can follow its last token, which belongs to the output then."""
     error: str | None = None
     """The message, when `finish_reason` is `error`."""
 

@@ -70,6 +70,8 @@ def read_fields(struct: msgspec.Struct, readers: Mapping[str, Field], *, optiona
             continue
         try:
             msgspec.structs.force_setattr(struct, name, read(value))
+        except RequestError:  # of a struct inside this one: it knows better
+            raise
         except (TypeError, ValueError, OverflowError):
             raise RequestError(f"{name} is {shown(value)}.", remedy=f"It must be {kind}.", parameter=name) from None
 
@@ -87,7 +89,10 @@ def shown(value: Any) -> str:
     """`value` as Python writes it, cut where it is long."""
     if isinstance(value, int) and value.bit_length() > 256:
         return f"a number of {value.bit_length()} bits"
-    text = repr(value)
+    try:
+        text = repr(value)
+    except RecursionError:
+        return f"a {type(value).__name__} of very many levels"
     return text if len(text) <= 80 else f"{text[:77]}..."
 
 

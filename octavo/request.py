@@ -25,6 +25,7 @@ from octavo.parameters import (
     check_bounds,
     read_fields,
 )
+from octavo.structured_outputs import StructuredOutputsParams, structured_outputs_from
 
 
 class FinishReason(enum.StrEnum):
@@ -97,6 +98,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, metaclass=Keywor
     bad_words: tuple[str, ...] = ()
     """Texts that must not appear; the front end turns them into `bad_words_token_ids`."""
     bad_words_token_ids: tuple[tuple[int, ...], ...] = ()
+    structured_outputs: StructuredOutputsParams | None = None
+    """The form that the output must have; a dict of its fields will do."""
     skip_reading_prefix_cache: bool | None = None
     """True: compute the whole prompt, whatever the cache holds. Its blocks still enter the cache."""
     extra_args: dict[str, Any] | None = None
@@ -105,9 +108,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, metaclass=Keywor
     REFUSED: ClassVar[dict[str, str]] = {
         "best_of": "Ask for n completions with logprobs=0 and keep those with the greatest cumulative_logprob.",
         "use_beam_search": "Call LLM.beam_search.",
-        "structured_outputs": "Check the text yourself; stop strings and allowed_token_ids can narrow it.",
-        "guided_decoding": "Check the text yourself; stop strings and allowed_token_ids can narrow it.",
-        "response_format": "Check the text yourself; stop strings and allowed_token_ids can narrow it.",
+        "guided_decoding": "Give StructuredOutputsParams as structured_outputs.",
+        "response_format": "Give StructuredOutputsParams(json=schema) as structured_outputs.",
         "logits_processors": "Use logit_bias, allowed_token_ids, bad_words or the penalties.",
         "flat_logprobs": "Leave it out: logprobs is a list with one dict per token.",
         "output_kind": "Leave it out: generate gives the whole output, start_run what each step adds.",
@@ -203,6 +205,7 @@ _READERS: dict[str, Field] = {
     "allowed_token_ids": IDS,
     "bad_words": TEXTS,
     "bad_words_token_ids": ID_LISTS,
+    "structured_outputs": Field(structured_outputs_from, "StructuredOutputsParams, or a dict of its fields"),
     "skip_reading_prefix_cache": FLAG,
     "extra_args": MAPPING,
 }
@@ -210,7 +213,7 @@ _READERS: dict[str, Field] = {
 
 _OPTIONAL = (
     "seed", "max_tokens", "logprobs", "prompt_logprobs", "truncate_prompt_tokens", "logit_bias", "allowed_token_ids",
-    "skip_reading_prefix_cache", "extra_args",
+    "structured_outputs", "skip_reading_prefix_cache", "extra_args",
 )  # fmt: skip
 """Fields that may be None."""
 

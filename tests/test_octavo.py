@@ -11,7 +11,10 @@ import pytest
 
 import octavo
 
-PUBLIC = {"LLM", "AsyncLLM", "BeamSearchParams", "EngineConfig", "SamplingParams", "plan_kv_cache", "__version__"}
+PUBLIC = {
+    "LLM", "AsyncLLM", "BeamSearchParams", "EngineConfig", "SamplingParams", "StructuredOutputsParams", "plan_kv_cache",
+    "__version__",
+}  # fmt: skip
 
 
 def test_the_public_names_are_these_and_exist() -> None:

@@ -274,7 +274,7 @@ class AsyncLLM:
         priority: int = 0,
         add_special_tokens: bool = True,
     ) -> list[PromptRequest]:
-        """Checked requests for `stream` and `complete`; long texts are tokenised in a thread.
+        """Checked requests for `stream` and `complete`; a thread tokenises long texts and compiles grammars.
 
         Raises `RequestError` that names the first prompt that cannot run, and `EngineDeadError` as `check_health`.
         """
@@ -288,7 +288,9 @@ class AsyncLLM:
             check_requests(requests, vocab_size=self.vocab_size, max_model_len=self.max_model_len)
             return requests
 
-        return await asyncio.to_thread(process) if _num_characters(prompts) >= LONG_TEXT else process()
+        has_form = getattr(sampling_params, "structured_outputs", None) is not None
+        in_thread = has_form or _num_characters(prompts) >= LONG_TEXT
+        return await asyncio.to_thread(process) if in_thread else process()
 
     async def abort(self, request_id: str) -> None:
         """End a request and free its blocks; its reader gets a `RequestError`. Unknown ids are passed over."""

@@ -21,6 +21,11 @@ class Codec(Protocol):
     def decode(self, ids: Sequence[int]) -> str:
         """The text of `ids`, marks included. Bytes that are no character become U+FFFD; unknown ids have no text."""
 
+    def token_bytes(self) -> list[bytes]:
+        """What each id adds to a text, behind others; marks of the format as they are written.
+
+        Raises `UnsupportedModelError` where that depends on the neighbours."""
+
 
 class SpecialTokens(msgspec.Struct, frozen=True, kw_only=True):
     """The ids that mean something to the model."""

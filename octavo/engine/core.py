@@ -27,7 +27,9 @@ import msgspec
 from octavo.cache.kv_cache_manager import KVCacheManager
 from octavo.config import EngineConfig, ModelConfig, format_bytes, read_environment, resolve_engine_config
 from octavo.engine.foresight import refuse_too_little_memory
+from octavo.engine.grammar_table import GrammarTable
 from octavo.engine.intake import build_request
+from octavo.engine.preparation import compiler_of_files
 from octavo.errors import ConfigError, OctavoError
 from octavo.executor.executor import Executor
 from octavo.executor.registry import create_executor
@@ -36,6 +38,7 @@ from octavo.formats.source import locate
 from octavo.kv.planner import KVCachePlan, PlanOptions, plan_kv_cache
 from octavo.kv.specs import LayerSpec
 from octavo.messages import (
+    EngineCoreOutput,
     EngineCoreOutputs,
     EngineCoreRequest,
     MemoryReport,
@@ -43,10 +46,15 @@ from octavo.messages import (
     SchedulerStats,
     StageReport,
 )
+from octavo.request import FinishReason
 from octavo.sched.admission import step_limit
+from octavo.sched.outcome import failure_of
 from octavo.sched.scheduler import Scheduler
 
 T = TypeVar("T")
+
+COMPILE_WAIT_S = 0.02
+"""How long a step with nothing else to do waits for a grammar."""
 
 logger = logging.getLogger(__name__)
 
@@ -80,6 +88,8 @@ class EngineCore:
             lambda files: f"{files.name} ({files.kind}): {files.path}",
         )
         self.model_config = self._stages.run("read_config", lambda: load_model_config(files), _describe_model)
+        self.grammars = GrammarTable(compiler_of_files(self.config, files, self.model_config.vocab_size))
+        """The forms that outputs must have."""
         is_given = executor is not None
         self._executor: Executor = self._stages.run(
             "create_executor", lambda: executor or create_executor(config), _describe_libraries
@@ -151,22 +161,28 @@ class EngineCore:
         tokens or blocks than there can be, an id in use. Then nothing of it is kept.
         """
         self._num_requests += 1
-        self._scheduler.add_request(
-            build_request(
-                request,
-                vocab_size=self.model_config.vocab_size,
-                max_model_len=self.max_model_len,
-                arrival=self._num_requests,
-            )
+        built = build_request(
+            request,
+            vocab_size=self.model_config.vocab_size,
+            max_model_len=self.max_model_len,
+            arrival=self._num_requests,
         )
+        form = built.sampling.structured_outputs
+        self.grammars.check_id(built.request_id)
+        if form is None:
+            self._scheduler.add_request(built)
+        else:
+            self._scheduler.check_request(built)
+            self.grammars.add(built, form)
 
     def abort_requests(self, request_ids: Sequence[str]) -> None:
         """Forget these requests and free their blocks; unknown and finished ids are skipped. No output follows."""
         for request_id in request_ids:
             self._scheduler.abort_request(request_id)
+        self.grammars.discard(request_ids)
 
     def has_unfinished_requests(self) -> bool:
-        return self._scheduler.has_unfinished_requests()
+        return self._scheduler.has_unfinished_requests() or self.grammars.num_waiting > 0
 
     def step(self) -> EngineCoreOutputs:
         """Run one step; its news. Nothing happens when there is nothing to run.
@@ -174,15 +190,17 @@ class EngineCore:
         When the ranks fail, the requests of this step end with `FinishReason.ERROR` and the message, and the others go
         on. An interrupt (such as Ctrl-C) ends them in the same way and is raised again.
         """
+        refused = self._admit_compiled()
         if not self._scheduler.has_unfinished_requests():
-            return EngineCoreOutputs(outputs=[], stats=self._scheduler.stats())
+            return EngineCoreOutputs(outputs=refused, stats=self._scheduler.stats())
         step = self._scheduler.schedule()
         num_step_blocks = self._scheduler.manager.counts().used
         try:
-            output = self._executor.execute_model(self._for_ranks(step))
+            output = self._executor.execute_model(self._for_ranks(self.grammars.masked(step)))
             self._sampled = output.sampled
-            outputs = self._scheduler.update_from_output(step, output)
+            outputs = self._scheduler.update_from_output(step, output, self.grammars.follow(output.sampled))
             admitted = [request.request_id for request in step.new_requests]
+            self._settle_grammars(outputs, refused)
             return msgspec.structs.replace(outputs, num_step_blocks=num_step_blocks, admitted=admitted)
         except BaseException as error:
             outputs = self._scheduler.fail_step(step, _failure_message(step.step, error))
@@ -196,6 +214,7 @@ class EngineCore:
                 error,
                 exc_info=None if is_plain else error,
             )
+            self._settle_grammars(outputs, refused)
             return outputs
 
     def _for_ranks(self, step: SchedulerOutput) -> SchedulerOutput:
@@ -204,6 +223,32 @@ class EngineCore:
             return step
         sampled, self._sampled = self._sampled, {}
         return msgspec.structs.replace(step, earlier_tokens=sampled)
+
+    def _admit_compiled(self) -> list[EngineCoreOutput]:
+        """Put the requests into the line whose grammars have been compiled; the last news of those that cannot run."""
+        refused: list[EngineCoreOutput] = []
+        if self.grammars.num_waiting:
+            is_idle = not self._scheduler.has_unfinished_requests()
+            for request, error in self.grammars.take_ready(COMPILE_WAIT_S if is_idle else 0.0):
+                try:
+                    if error is not None:
+                        raise error
+                    self._scheduler.add_request(request)
+                except OctavoError as reason:
+                    self.grammars.discard([request.request_id])
+                    refused.append(failure_of(request, str(reason)))
+        return refused
+
+    def _settle_grammars(self, outputs: EngineCoreOutputs, refused: list[EngineCoreOutput]) -> None:
+        """End the requests whose grammars can go no further, and forget those that have ended."""
+        news, broken = outputs.outputs, self.grammars.take_broken()
+        for index, output in enumerate(news):
+            if output.request_id in broken:
+                message = broken[output.request_id]
+                self._scheduler.abort_request(output.request_id)
+                news[index] = msgspec.structs.replace(output, finish_reason=FinishReason.ERROR, error=message)
+        self.grammars.discard(output.request_id for output in news if output.finish_reason is not None)
+        news.extend(refused)
 
     def reset_prefix_cache(self) -> bool:
         """Forget all cached prefixes; False, and nothing changed, while a request holds blocks."""
@@ -225,6 +270,7 @@ class EngineCore:
 
     def shutdown(self) -> None:
         """Stop the ranks and free their memory. May be called twice."""
+        self.grammars.shutdown()
         self._executor.shutdown()
 
 

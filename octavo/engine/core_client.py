@@ -6,6 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 
 from octavo.config import ModelConfig
+from octavo.engine.grammar_compiler import GrammarCompiler
 from octavo.kv.planner import KVCachePlan
 from octavo.messages import EngineCoreOutputs, EngineCoreRequest, SchedulerStats
 
@@ -51,6 +52,9 @@ class EngineCoreClient(ABC):
 
     @abstractmethod
     def stats(self) -> SchedulerStats: ...
+
+    def share_grammars(self, compiler: GrammarCompiler) -> None:  # noqa: B027
+        """Let a core in this process use what the front end compiles; others have compilers of their own."""
 
     @abstractmethod
     def shutdown(self) -> None:

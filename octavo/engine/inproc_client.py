@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from octavo.config import EngineConfig, ModelConfig
 from octavo.engine.core import EngineCore
 from octavo.engine.core_client import EngineCoreClient
+from octavo.engine.grammar_compiler import GrammarCompiler
 from octavo.kv.planner import KVCachePlan
 from octavo.messages import EngineCoreOutputs, EngineCoreRequest, SchedulerStats, StageReport
 
@@ -49,6 +50,9 @@ class InprocClient(EngineCoreClient):
 
     def stats(self) -> SchedulerStats:
         return self.core.stats()
+
+    def share_grammars(self, compiler: GrammarCompiler) -> None:
+        self.core.grammars.compiler = compiler
 
     def shutdown(self) -> None:
         self.core.shutdown()

@@ -10,10 +10,11 @@ import itertools
 import operator
 from collections import UserString
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Protocol, TypeGuard
+from typing import Any, TypeGuard
 
 import msgspec
 
+from octavo.engine.grammar_vocabulary import VocabularySource, compiler_for
 from octavo.errors import RequestError
 from octavo.messages import EngineCoreRequest
 from octavo.request import SamplingParams
@@ -23,17 +24,6 @@ PROMPT_KEYS = ("prompt", "prompt_token_ids", "cache_salt")
 
 Prompt = str | Sequence[int] | Mapping[str, Any]
 """A text, token ids, or a dict: `{"prompt": text}` or `{"prompt_token_ids": ids}`, either with a `"cache_salt"`."""
-
-
-class Encoder(Protocol):
-    """The part of a tokenizer that this module needs."""
-
-    @property
-    def eos_token_ids(self) -> Sequence[int]:
-        """Ids that end a sequence."""
-
-    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:  # noqa: FBT001, FBT002
-        """The token ids of `text`."""
 
 
 class PromptRequest(msgspec.Struct, frozen=True, kw_only=True):
@@ -92,11 +82,13 @@ class InputProcessor:
         vocab_size: tokens that the model knows, which may be fewer than the tokenizer makes.
     """
 
-    def __init__(self, tokenizer: Encoder, *, max_model_len: int, max_position: int, vocab_size: int) -> None:
+    def __init__(self, tokenizer: VocabularySource, *, max_model_len: int, max_position: int, vocab_size: int) -> None:
         self._tokenizer = tokenizer
         self._max_model_len = max_model_len
         self._max_position = max_position
         self._vocab_size = vocab_size
+        self.grammars = compiler_for(tokenizer, vocab_size)
+        """Checks the forms that outputs must have."""
         # Callers may be threads: counting by `next` gives no number twice.
         self._numbers = itertools.count()
 
@@ -128,6 +120,8 @@ class InputProcessor:
             self._check_known(token_ids, "the prompt's text")
         token_ids = self._truncated(token_ids, sampling)
         self._check_length(token_ids)
+        if sampling.structured_outputs is not None:
+            self.grammars.check(sampling.structured_outputs)
         request_id = str(next(self._numbers))
         return PromptRequest(
             request_id=request_id,

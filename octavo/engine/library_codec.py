@@ -7,6 +7,7 @@ from pathlib import Path
 
 from tokenizers import Tokenizer
 
+from octavo.engine.token_bytes import library_token_bytes
 from octavo.errors import ModelFileError
 
 
@@ -32,6 +33,9 @@ class LibraryCodec:
     def decode(self, ids: Sequence[int]) -> str:
         text: str = self._tokenizer.decode(list(ids), skip_special_tokens=False)
         return text
+
+    def token_bytes(self) -> list[bytes]:
+        return library_token_bytes(self._tokenizer)
 
 
 def load_library_file(path: Path) -> Tokenizer:

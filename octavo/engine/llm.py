@@ -80,6 +80,7 @@ class LLM:
             max_position=self._client.model_config.max_position,
             vocab_size=self._client.model_config.vocab_size,
         )
+        self._client.share_grammars(self._inputs.grammars)
         self._outputs = OutputProcessor(self._tokenizer)
         self._turn = Turn()
         self._max_num_seqs = config.scheduler.max_num_seqs

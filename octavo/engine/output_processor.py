@@ -237,7 +237,8 @@ class _Completion:
         stop: str | None = None
         num_taken = 0
         # A stop token is a sign, not text, unless the caller asks to see what stopped the completion.
-        silent_last = output.finish_reason is FinishReason.STOP and not self._sampling.include_stop_str_in_output
+        is_sign = output.finish_reason is FinishReason.STOP and not output.last_is_text
+        silent_last = is_sign and not self._sampling.include_stop_str_in_output
         for token_id in output.new_token_ids:
             self._token_ids.append(token_id)
             num_taken += 1

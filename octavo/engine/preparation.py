@@ -13,6 +13,8 @@ import msgspec
 
 from octavo.config import EngineConfig, ModelConfig, ModelSource, read_environment
 from octavo.engine.conversation import Message, list_conversations
+from octavo.engine.grammar_compiler import GrammarCompiler
+from octavo.engine.grammar_vocabulary import vocabulary_of
 from octavo.engine.input_processor import InputProcessor, Prompt
 from octavo.engine.intake import check_requests
 from octavo.engine.tokenizer import Tokenizer, load_tokenizer
@@ -116,6 +118,15 @@ def find_files(config: EngineConfig, on_stage: OnStage) -> ModelFiles:
     seconds = time.perf_counter() - started
     on_stage(StageReport(name="prepare_files", seconds=seconds, result=f"{files.kind} {files.path}"))
     return files
+
+
+def compiler_of_files(config: EngineConfig, files: ModelFiles, vocab_size: int) -> GrammarCompiler:
+    """A compiler of grammars for a core: it reads the tokenizer when the first grammar comes."""
+    return GrammarCompiler(lambda: vocabulary_of(read_tokenizer(config, files, _unheard), vocab_size))
+
+
+def _unheard(report: StageReport) -> None:
+    """Nobody asks how long this stage took."""
 
 
 def read_tokenizer(config: EngineConfig, files: ModelFiles, on_stage: OnStage) -> Tokenizer:

@@ -271,6 +271,9 @@ class SentencePieceBPE:
         text = b"".join([self._piece(index) for index in ids]).decode("utf-8", "replace")
         return text.removeprefix(" ") if self._prefix else text
 
+    def token_bytes(self) -> list[bytes]:
+        return [self._piece(index) for index in range(self._starts.size)]
+
     def _begins_with_control(self, data: bytes) -> bool:
         token, _ = find_mark(np.frombuffer(data, dtype=np.uint8), 0, self._marks)
         return token >= 0 and bool(self._control[token])

@@ -74,6 +74,13 @@ class Tokenizer:
             ids = [token_id for token_id in ids if token_id not in special_ids]
         return self._codec.decode(ids)
 
+    def token_bytes(self) -> list[bytes]:
+        """By id: what each token adds to a text, behind others; marks as they are written.
+
+        Raises `UnsupportedModelError` where that depends on the neighbours.
+        """
+        return self._codec.token_bytes()
+
     @property
     def has_chat_template(self) -> bool:
         return bool(self._templates)

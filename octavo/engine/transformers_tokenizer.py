@@ -8,6 +8,7 @@ from typing import Any
 
 from octavo.engine.codec import SpecialTokens, TokenizerParts
 from octavo.engine.folder_tokenizer import chat_templates, end_ids, read_json
+from octavo.engine.token_bytes import decoded_token_bytes, library_token_bytes
 from octavo.errors import ModelFileError
 from octavo.models.transformers_api import auto_tokenizer
 
@@ -32,6 +33,12 @@ class TransformersCodec:
     def decode(self, ids: Sequence[int]) -> str:
         known = [token_id for token_id in ids if 0 <= token_id < len(self._tokenizer)]
         return str(self._tokenizer.decode(known, skip_special_tokens=False, clean_up_tokenization_spaces=False))
+
+    def token_bytes(self) -> list[bytes]:
+        library = getattr(self._tokenizer, "backend_tokenizer", None)
+        if library is not None:
+            return library_token_bytes(library)
+        return decoded_token_bytes(self.decode, self.vocab_size, self.encode(_PROBE))
 
 
 def load_transformers_tokenizer(folder: Path, *, trust_remote_code: bool) -> TokenizerParts:

@@ -18,6 +18,11 @@ def step_limit(config: SchedulerConfig) -> int:
     return min(config.max_chunk_tokens, config.max_num_batched_tokens)
 
 
+def id_in_use(request_id: str) -> RequestError:
+    """The refusal of an id that an unfinished request has."""
+    return RequestError(f"Request id {request_id!r} is in use.", remedy="Choose an id that no unfinished request has.")
+
+
 def check_request(
     request: Request, manager: KVCacheManager, *, max_model_len: int, whole_prompt_limit: int | None
 ) -> None:

@@ -7,11 +7,12 @@ from octavo.request import FinishReason, Request
 from octavo.sched.queue import Entry
 
 
-def find_finish(request: Request, token_id: int) -> tuple[FinishReason | None, int | None]:
+def find_finish(request: Request, token_id: int, *, must_stop: bool = False) -> tuple[FinishReason | None, int | None]:
     """Why `request` ends with `token_id`, its newest token: (reason, stop reason), or (None, None) to go on.
 
     From `min_tokens` output tokens on, an end-of-sequence token ends it unless `ignore_eos`, and a token of
-    `stop_token_ids` ends it always; the latter is the stop reason. `max_output_tokens` ends it in any case.
+    `stop_token_ids` ends it always; the latter is the stop reason. `max_output_tokens` ends it in any case,
+    and so does `must_stop`: nothing can follow what it has.
     """
     num_output = request.num_output_tokens
     sampling = request.sampling
@@ -20,6 +21,8 @@ def find_finish(request: Request, token_id: int) -> tuple[FinishReason | None, i
             return FinishReason.STOP, None
         if token_id in sampling.stop_token_ids:
             return FinishReason.STOP, token_id
+    if must_stop:
+        return FinishReason.STOP, None
     if num_output >= request.max_output_tokens:
         return FinishReason.LENGTH, None
     return None, None
@@ -42,6 +45,7 @@ def news_of(entry: Entry, output: ModelRunnerOutput, token_id: int | None, start
         new_token_ids=[] if token_id is None else [token_id],
         finish_reason=request.finish_reason,
         stop_reason=request.stop_reason,
+        last_is_text=request.finish_reason is FinishReason.STOP and token_id not in entry.enders,
         num_cached_tokens=request.num_cached_tokens,
         logprobs=() if logprobs is None else (logprobs,),
         prompt_logprobs=tuple(prompt_logprobs),

@@ -33,7 +33,7 @@ from operator import attrgetter
 from octavo.cache.fork import block_copies
 from octavo.cache.kv_cache_manager import KVCacheManager
 from octavo.config import SchedulerConfig
-from octavo.errors import InvariantError, RequestError
+from octavo.errors import InvariantError
 from octavo.messages import (
     EngineCoreOutput,
     EngineCoreOutputs,
@@ -43,7 +43,7 @@ from octavo.messages import (
     SchedulerStats,
 )
 from octavo.request import FinishReason, Request, RequestStatus
-from octavo.sched.admission import check_request, step_limit
+from octavo.sched.admission import check_request, id_in_use, step_limit
 from octavo.sched.forks import Forks
 from octavo.sched.outcome import failure_of, find_finish, news_of, plain_news
 from octavo.sched.queue import POLICIES, Entry, RequestQueue
@@ -92,22 +92,21 @@ class Scheduler:
     # -- requests come and go -------------------------------------------------------------------------------------
 
     def add_request(self, request: Request) -> None:
-        """Put `request` into the line.
-
-        Raises `RequestError` when it can never be served (see `sched/admission.py`) or its id is in use.
-        """
-        if request.request_id in self._entries or request.request_id in self.forks.kept_ids():
-            raise RequestError(
-                f"Request id {request.request_id!r} is in use.", remedy="Choose an id that no unfinished request has."
-            )
-        limit = None if self.config.enable_chunked_prefill else min(self._step_limit, self.manager.max_chunk_tokens)
-        check_request(request, self.manager, max_model_len=self.max_model_len, whole_prompt_limit=limit)
+        """Put `request` into the line. Raises as `check_request`."""
+        self.check_request(request)
         self._num_added += 1
         start = self._shares.start_of(request)
         entry = Entry(request, (self._class_of(request), start, request.arrival, self._num_added))
         if not self.forks.add(entry, self._entries):
             self._waiting.push(entry)
         self._entries[request.request_id] = entry
+
+    def check_request(self, request: Request) -> None:
+        """Raises `RequestError` when it can never be served (see `sched/admission.py`) or its id is in use."""
+        if request.request_id in self._entries or request.request_id in self.forks.kept_ids():
+            raise id_in_use(request.request_id)
+        limit = None if self.config.enable_chunked_prefill else min(self._step_limit, self.manager.max_chunk_tokens)
+        check_request(request, self.manager, max_model_len=self.max_model_len, whole_prompt_limit=limit)
 
     def abort_request(self, request_id: str) -> bool:
         """Forget the request and free its blocks, at once or, in the middle of a step, when the step has settled.
@@ -301,8 +300,10 @@ class Scheduler:
 
     # -- a step settles -------------------------------------------------------------------------------------------
 
-    def update_from_output(self, step: SchedulerOutput, output: ModelRunnerOutput) -> EngineCoreOutputs:
-        """Take in what the ranks sampled: append tokens, finish requests, free their blocks.
+    def update_from_output(
+        self, step: SchedulerOutput, output: ModelRunnerOutput, ended: frozenset[str] = frozenset()
+    ) -> EngineCoreOutputs:
+        """Take in what the ranks sampled: append tokens, finish requests (those of `ended` stop), free their blocks.
 
         Raises `InvariantError`, with nothing changed, when the ranks answered for other requests than had to sample.
         """
@@ -332,8 +333,8 @@ class Scheduler:
             num_tokens = request.append_token(token_id)
             if has_parked and request.num_output_tokens == 1:
                 self._unpark(request_id)
-            if token_id in entry.enders or num_tokens > entry.longest:
-                reason, stop_reason = find_finish(request, token_id)
+            if token_id in entry.enders or num_tokens > entry.longest or request_id in ended:
+                reason, stop_reason = find_finish(request, token_id, must_stop=request_id in ended)
                 if reason is not None:
                     self._close(request, reason, stop_reason)
                     finished.add(entry)

@@ -11,6 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from octavo.request import SamplingParams
 from octavo.server.failures import ServerError
+from octavo.server.output_forms import wanted_form
 from octavo.server.settings import ServerSettings
 
 PASSED_ON = (
@@ -60,6 +61,8 @@ class GenerationBody(BaseModel):
     allowed_token_ids: list[int] | None = None
     bad_words: list[str] | None = None
     logit_bias: dict[str, float] | None = None
+    structured_outputs: dict[str, Any] | None = None
+    response_format: dict[str, Any] | None = None
     user: str | None = None
     cache_salt: str | None = None
     priority: int | None = None
@@ -73,6 +76,9 @@ class GenerationBody(BaseModel):
         fields = {name: value for name in PASSED_ON if (value := getattr(self, name)) is not None}
         if self.logit_bias is not None:
             fields["logit_bias"] = {_token_id(text): bias for text, bias in self.logit_bias.items()}
+        form = wanted_form(self.response_format, self.structured_outputs)
+        if form is not None:
+            fields["structured_outputs"] = form
         fields |= more
         check_limit("n", fields.get("n", 1), settings.max_completions)
         stops = [self.stop] if isinstance(self.stop, str) else self.stop or []
@@ -105,7 +111,6 @@ class CompletionBody(GenerationBody):
     best_of: int | None = None
     suffix: str | None = None
     add_special_tokens: bool | None = None
-    response_format: dict[str, Any] | None = None
 
 
 class ChatBody(GenerationBody):
@@ -117,7 +122,6 @@ class ChatBody(GenerationBody):
     top_logprobs: int | None = None
     tools: list[dict[str, Any]] | None = None
     tool_choice: str | dict[str, Any] | None = None
-    response_format: dict[str, Any] | None = None
     add_generation_prompt: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     separate_reasoning: bool | None = None
@@ -152,17 +156,6 @@ def check_limit(name: str, given: int, limit: int) -> None:
     """Raises `ServerError` (400) where a number is above a limit of the server."""
     if given > limit:
         raise ServerError(400, f"{name} is {given}, and this server allows {limit}.", param=name)
-
-
-def refuse_formats(response_format: dict[str, Any] | None) -> None:
-    """Raises `ServerError` (400) for an output format that cannot be promised."""
-    kind = (response_format or {}).get("type", "text")
-    if kind != "text":
-        raise ServerError(
-            400,
-            f"response_format {kind!r:.60} is not supported. Ask for it in the prompt, and check the text yourself.",
-            param="response_format",
-        )
 
 
 def _token_id(text: str) -> int:

@@ -11,9 +11,8 @@ from octavo.engine.conversation import list_conversations
 from octavo.engine.input_processor import PromptRequest
 from octavo.engine.outputs import CompletionOutput, RequestOutput
 from octavo.server.answers import chat_logprobs
-from octavo.server.bodies import ChatBody, TokenizeBody, refuse_formats
+from octavo.server.bodies import ChatBody, TokenizeBody
 from octavo.server.endpoint import Answer, Endpoint
-from octavo.server.failures import ServerError
 from octavo.server.turn_parser import TurnParser, TurnPiece
 from octavo.server.turn_reading import TurnReading, turn_reading, with_loaded_arguments
 
@@ -25,20 +24,18 @@ class Chats(Endpoint):
         """The answer. Raises `ServerError` and `OctavoError` for what is refused."""
         self.gate.note_unknown(body)
         self.gate.check_model(body.model)
-        refuse_formats(body.response_format)
-        if body.tool_choice not in (None, "none", "auto"):
-            raise ServerError(
-                400, "A tool call cannot be forced here: tool_choice may be none or auto.", param="tool_choice"
-            )
         prompt = self.render(body)
         tokenizer = self.engine.get_tokenizer()
         reading = turn_reading(self.settings, tokenizer, body, prompt)
         if body.skip_special_tokens is None and reading.needs_special_tokens(tokenizer):
             body = body.model_copy(update={"skip_special_tokens": False})
+        more: dict[str, Any] = {}
+        if body.tool_choice not in (None, "none", "auto"):
+            more["structured_outputs"] = reading.forced_call(tokenizer, body.tool_choice)
         max_tokens = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
         num_top = body.top_logprobs if body.logprobs else None
         sampling = body.sampling(
-            self.settings, max_tokens=max_tokens, logprobs=(num_top or 0) if body.logprobs else None
+            self.settings, max_tokens=max_tokens, logprobs=(num_top or 0) if body.logprobs else None, **more
         )
         prepared = await self.engine.prepare([prompt], sampling, priority=body.priority or 0, add_special_tokens=False)
         requests = self.salted(http, body, prepared)

@@ -11,7 +11,7 @@ from octavo.engine.input_processor import PromptRequest
 from octavo.engine.outputs import CompletionOutput, RequestOutput
 from octavo.engine.tokenizer import Tokenizer
 from octavo.server.answers import completion_logprobs
-from octavo.server.bodies import CompletionBody, check_limit, refuse_formats
+from octavo.server.bodies import CompletionBody, check_limit
 from octavo.server.endpoint import Answer, Endpoint
 from octavo.server.failures import ServerError
 
@@ -23,7 +23,6 @@ class Completions(Endpoint):
         """The answer. Raises `ServerError` and `OctavoError` for what is refused."""
         self.gate.note_unknown(body)
         self.gate.check_model(body.model)
-        refuse_formats(body.response_format)
         if body.suffix:
             raise ServerError(400, "suffix is not supported: write the whole prompt yourself.", param="suffix")
         if body.best_of is not None and body.best_of != (body.n or 1):

@@ -42,6 +42,8 @@ class ToolFormat(ABC):
     """Where one may begin while nothing but calls has been written."""
     between: str = string.whitespace
     """Characters between sections that are no content."""
+    around: tuple[str, str] = ("", "")
+    """What a model writes before and after the JSON object of one call with `name` and `arguments`."""
 
     def __init__(self, tools: Sequence[Mapping[str, Any]]) -> None:
         functions = [tool.get("function") for tool in tools]
@@ -65,6 +67,7 @@ class HermesFormat(ToolFormat):
     """`<tool_call>` around a JSON object (Hermes, Qwen), or `<function=name>` with parameters (Qwen's coders)."""
 
     marks = ("<tool_call>",)
+    around = ("<tool_call>\n", "\n</tool_call>")
     _END = "</tool_call>"
     _FUNCTION = re.compile(r"\s*<function=([^>\n]+)>(.*?)(?:</function>\s*)?", re.DOTALL)
     _PARAMETER = re.compile(r"<parameter=([^>\n]+)>\n?(.*?)\n?</parameter>", re.DOTALL)
@@ -93,6 +96,7 @@ class MistralFormat(ToolFormat):
     """`[TOOL_CALLS]` before a JSON list of calls, or before a name and its arguments."""
 
     marks = ("[TOOL_CALLS]",)
+    around = ("[TOOL_CALLS][", "]")
     _NAMED = re.compile(r"\s*([A-Za-z0-9_.\-]+)(?:\[CALL_ID\]\w+)?(?:\[ARGS\])?\s*(?=\{)")
 
     def read(self, text: str, *, ended: bool) -> Section | None:

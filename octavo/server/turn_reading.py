@@ -10,9 +10,11 @@ from octavo.engine.conversation import Message
 from octavo.engine.tokenizer import Tokenizer
 from octavo.server.bodies import ChatBody
 from octavo.server.failures import ServerError
+from octavo.server.output_forms import forced_call
 from octavo.server.settings import ServerSettings
 from octavo.server.tool_formats import TOOL_FORMATS, ToolFormat, find_tool_format
 from octavo.server.turn_parser import REASONING_MARKS, ReasoningMarks, TurnParser, find_reasoning_marks
+from octavo.structured_outputs import StructuredOutputsParams
 
 AUTO, NONE = "auto", "none"
 TOOL_CALL_PARSERS = (AUTO, NONE, *TOOL_FORMATS)
@@ -31,11 +33,38 @@ class TurnReading(NamedTuple):
         """A parser for one turn."""
         return TurnParser(tools=self.tools, reasoning=self.reasoning, has_begun_reasoning=self.has_begun_reasoning)
 
+    def forced_call(self, tokenizer: Tokenizer, tool_choice: str | dict[str, Any]) -> StructuredOutputsParams:
+        """The form of an answer that is a call, as `forced_call` has it. Raises `ServerError` (400) where it cannot be
+        forced, because no tools are offered or nobody knows how the model writes calls."""
+        if isinstance(tool_choice, str) and tool_choice != "required":
+            raise ServerError(
+                400, "tool_choice may be none, auto, required, or a function by its name.", param="tool_choice"
+            )
+        if self.tools is None:
+            raise ServerError(
+                400,
+                "A tool call cannot be forced: there are no tools, or it is not known how this model writes calls "
+                "(--tool-call-parser).",
+                param="tool_choice",
+            )
+        before, after = (_lark_terms(text, self.tools.marks, tokenizer) for text in self.tools.around)
+        return forced_call(self.tools.schemas, tool_choice, (before, after))
+
     def needs_special_tokens(self, tokenizer: Tokenizer) -> bool:
         """Whether what is looked for is written in special tokens, which a text without them does not show."""
         marks = [*(self.tools.marks if self.tools else ()), *(self.reasoning or ())]
         ids = [tokenizer.encode(mark, add_special_tokens=False) for mark in marks]
         return any(len(found) == 1 and tokenizer.is_special(found[0]) for found in ids)
+
+
+def _lark_terms(text: str, marks: Sequence[str], tokenizer: Tokenizer) -> str:
+    """`text` in the words of a Lark grammar; a mark in front of it that is a special token is named by its id."""
+    terms = ""
+    mark = next((mark for mark in marks if text.startswith(mark)), "")
+    ids = tokenizer.encode(mark, add_special_tokens=False) if mark else []
+    if len(ids) == 1 and tokenizer.is_special(ids[0]):
+        terms, text = f"<[{ids[0]}]> ", text.removeprefix(mark)
+    return terms + (json.dumps(text) if text else "")
 
 
 def turn_reading(settings: ServerSettings, tokenizer: Tokenizer, body: ChatBody, prompt: str) -> TurnReading:

@@ -28,6 +28,7 @@ from octavo.worker.input_batch import InputBatch, StepInput
 from octavo.worker.kv_memory import CacheGroup, CacheView, copy_blocks
 from octavo.worker.pipeline import Pipeline
 from octavo.worker.sampler import Sampler
+from octavo.worker.token_masks import TokenMasks, gather_masks
 
 PROMPT_LOGITS_BYTES = 32 * 2**20
 """Most bytes of logits in being at once while prompt log probabilities are computed."""
@@ -121,12 +122,13 @@ class ModelRunner:
         picked = hidden if len(last) == len(hidden) else hidden[self._to_device(last)]
         logits = self._model.compute_logits(picked)
         rows = inputs.rows[inputs.samplers]
-        tokens = self._sampler.sample(logits, batch.sampling, rows, batch.history, batch.num_tokens[rows])
-        batch.append_tokens(rows, tokens)
         names = [batch.request_ids[row] for row in rows]
+        masks = gather_masks(step.token_masks, names, self._model.vocab_size)
+        tokens = self._sampler.sample(logits, batch.sampling, rows, batch.history, batch.num_tokens[rows], masks)
+        batch.append_tokens(rows, tokens)
         return ModelRunnerOutput(
             sampled=dict(zip(names, tokens.tolist(), strict=True)),
-            logprobs=self._logprobs(logits, rows, tokens),
+            logprobs=self._logprobs(logits, rows, tokens, masks),
             prompt_logprobs=prompt_logprobs,
         )
 
@@ -142,7 +144,7 @@ class ModelRunner:
         return self._model.forward(token_ids, positions, step.query_start, step.seq_lens, received)
 
     def _logprobs(
-        self, logits: torch.Tensor, rows: npt.NDArray[np.int64], tokens: npt.NDArray[np.int64]
+        self, logits: torch.Tensor, rows: npt.NDArray[np.int64], tokens: npt.NDArray[np.int64], masks: TokenMasks
     ) -> dict[str, TokenLogprobs]:
         wanted = self.batch.sampling.num_logprobs[rows]
         asking = np.flatnonzero(wanted >= 0)
@@ -150,7 +152,7 @@ class ModelRunner:
             return {}
         if len(asking) < len(rows):
             logits = logits[self._to_device(asking)]
-        found = self._sampler.describe(logits, tokens[asking], wanted[asking])
+        found = self._sampler.describe(logits, tokens[asking], wanted[asking], masks.of(asking))
         names = [self.batch.request_ids[row] for row in rows[asking]]
         return dict(zip(names, found, strict=True))
 

@@ -1,8 +1,9 @@
 """From a step's logits to its tokens, and to the log probabilities that requests asked for.
 
-Requests of any parameters are mixed in one call. The order of steps is: allowed ids, biases and bans, penalties;
-then greedy, or temperature, min-p, top-k, top-p and a draw. Log probabilities are the model's own (log softmax of the
-raw logits), whatever the parameters.
+Requests of any parameters are mixed in one call. The order of steps is: mask, allowed ids, biases and bans, penalties;
+then greedy, or temperature, min-p, top-k, top-p and a draw. Where nothing is left, bans yield first, then the allowed
+ids; the mask never does. Log probabilities are the model's own (log softmax of the raw logits, of those of the mask
+where there is one), whatever the parameters.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from octavo.messages import TokenLogprobs
 from octavo.worker.sampling_job import Job, argmax_entry, describe_entry, sample_entry
 from octavo.worker.sampling_kernels import Rules
 from octavo.worker.sampling_table import Int32Array, Int64Array, SamplingTable
+from octavo.worker.token_masks import TokenMasks, no_masks
 
 _NO_RULES = Rules(np.zeros(0, np.int32), np.zeros(0, np.float32), np.zeros(0, np.int32))
 
@@ -44,9 +46,15 @@ class Sampler:
         self._job = Job(vocab_size, self._num_threads)
 
     def sample(
-        self, logits: torch.Tensor, table: SamplingTable, rows: Int64Array, history: Int32Array, num_tokens: Int64Array
+        self,
+        logits: torch.Tensor,
+        table: SamplingTable,
+        rows: Int64Array,
+        history: Int32Array,
+        num_tokens: Int64Array,
+        masks: TokenMasks | None = None,
     ) -> Int64Array:
-        """The next token of each request.
+        """The next token of each request, among those of its mask.
 
         logits: `[N, vocab]` of any float dtype; request i is row `rows[i]` of `table` and of `history` (int32 token
         ids, prompt then output), of which `num_tokens[i]` are known.
@@ -54,7 +62,8 @@ class Sampler:
         Raises `ExecutorError` when a logit is NaN.
         """
         tokens = np.empty(len(rows), dtype=np.int64)
-        plain = table.is_plain[rows]
+        masks = no_masks(len(rows)) if masks is None else masks
+        plain = table.is_plain[rows] & (masks.places < 0)
         if plain.all():
             self._argmax(_bits(logits), _infinity(logits.dtype), np.arange(len(rows)), tokens)
         else:
@@ -66,6 +75,7 @@ class Sampler:
             options = table.step_options(rows[which], num_tokens[which])
             rules = _collect_rules(table, options, history)
             self._job.set_rows(bits, len(which))
+            self._set_masks(masks := masks.of(which))
             self._job.set(which=which, tokens=tokens, options=options, history=history, history_width=history.shape[1])
             self._job.set(edit_ids=rules.edit_ids, edit_values=rules.edit_values, num_edits=rules.edit_ids.size)
             self._job.set(allow_ids=rules.allow_ids, num_allowed=rules.allow_ids.size)
@@ -74,8 +84,11 @@ class Sampler:
             raise _not_a_number()
         return tokens
 
-    def describe(self, logits: torch.Tensor, tokens: Int64Array, wanted: Int32Array) -> list[TokenLogprobs]:
-        """Log probabilities of each row of `logits`: of `tokens[i]`, and of the `wanted[i]` best tokens.
+    def describe(
+        self, logits: torch.Tensor, tokens: Int64Array, wanted: Int32Array, masks: TokenMasks | None = None
+    ) -> list[TokenLogprobs]:
+        """Log probabilities of each row of `logits`, among the tokens of its mask: of `tokens[i]`, and of the
+        `wanted[i]` best tokens, or as many as there are.
 
         Raises `ExecutorError` when a logit is NaN.
         """
@@ -86,7 +99,9 @@ class Sampler:
         ids[:, 0] = tokens
         logprobs = np.full((len(tokens), width), -np.inf, dtype=np.float32)
         ranks = np.zeros(len(tokens), dtype=np.int64)
+        masks = no_masks(len(tokens)) if masks is None else masks
         self._job.set_rows(bits, len(tokens))
+        self._set_masks(masks)
         self._job.set(wanted=wanted, ids=ids, logprobs=logprobs, ranks=ranks, width=width)
         self._run(describe_entry(), len(tokens))
         if ranks.min(initial=0) < 0:
@@ -94,6 +109,8 @@ class Sampler:
         order = np.lexsort((ids[:, 1:], -logprobs[:, 1:]), axis=1)
         best_ids = np.take_along_axis(ids[:, 1:], order, axis=1)
         best_logprobs = np.take_along_axis(logprobs[:, 1:], order, axis=1)
+        if len(masks.words):
+            wanted = np.where(masks.places < 0, wanted, np.minimum(wanted, np.isfinite(best_logprobs).sum(axis=1)))
         return [
             TokenLogprobs(
                 token_ids=[int(ids[i, 0]), *best_ids[i, :count].tolist()],
@@ -102,6 +119,9 @@ class Sampler:
             )
             for i, count in enumerate(wanted.tolist())
         ]
+
+    def _set_masks(self, masks: TokenMasks) -> None:
+        self._job.set(masks=masks.words, mask_words=masks.words.shape[1], places=masks.places)
 
     def _argmax(self, bits: Bits, infinity: int, which: Int64Array, tokens: Int64Array) -> None:
         self._job.set_rows(bits, len(which))

@@ -45,6 +45,9 @@ _FIELDS = (
     "num_edits",
     "allow_ids",
     "num_allowed",
+    "masks",
+    "mask_words",
+    "places",
     "wanted",
     "ids",
     "logprobs",
@@ -60,8 +63,8 @@ _FIELDS = (
 
 JOB = np.dtype([(name, np.int64) for name in _FIELDS])
 """int64 fields: addresses of arrays, unless their name says a count or a size. `next_lane` and `next_row` count up
-while a job runs. Row `which[i]` of `raw` gets `tokens[which[i]]` as `options[i]` say; row i is described in row i of
-`ids` and `logprobs`."""
+while a job runs. Row i of a call is masked by row `places[i]` of `masks`, unless that is -1. Row `which[i]` of `raw`
+gets `tokens[which[i]]` as `options[i]` say; row i is described in row i of `ids` and `logprobs`."""
 
 _POINTER = types.CPointer(numba.from_dtype(JOB))
 
@@ -106,6 +109,14 @@ def _work_rows(job: Any, lane: int) -> WorkRows:
 
 
 @inlined
+def _mask_words(job: Any, i: int) -> Any:
+    """The mask of row i of the call; no words where it has none."""
+    place = carray(_int64s(job.places), job.num_rows)[i]
+    count = job.mask_words if place >= 0 else 0
+    return carray(_int32s(job.masks + 4 * max(place, 0) * job.mask_words), count)
+
+
+@inlined
 def _run_argmax(job: Any, address: int) -> None:
     which, tokens = carray(_int64s(job.which), job.num_rows), _int64s(job.tokens)
     while True:
@@ -132,7 +143,7 @@ def _run_sample(job: Any, address: int) -> None:
         if i >= job.num_rows:
             return
         history = carray(_int32s(job.history + 4 * options[i].row * job.history_width), job.history_width)
-        tokens[which[i]] = sample_row(work, _raw_row(job, which[i]), history, options[i], rules)
+        tokens[which[i]] = sample_row(work, _raw_row(job, which[i]), history, options[i], rules, _mask_words(job, i))
 
 
 @inlined
@@ -145,7 +156,7 @@ def _run_describe(job: Any, address: int) -> None:
             return
         ids = carray(_int32s(job.ids + 4 * i * job.width), job.width)
         logprobs = carray(_floats(job.logprobs + 4 * i * job.width), job.width)
-        ranks[i] = describe_row(work, _raw_row(job, i), wanted[i], ids, logprobs)
+        ranks[i] = describe_row(work, _raw_row(job, i), wanted[i], ids, logprobs, _mask_words(job, i))
 
 
 @cache

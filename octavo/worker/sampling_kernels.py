@@ -290,31 +290,66 @@ def _allow_only(row: Array, keep: Array, allowed: Array) -> None:
 
 
 @inlined
-def _edit(row: Array, keep: Array, counts: Array, history: Array, options: Options, rules: Rules, bans: Word) -> None:
-    """Allowed ids, biases and bans, then penalties. `bans` is minus infinity, or 0 to leave bans out."""
-    if options.allow_stop > options.allow_start:
-        _allow_only(row, keep, rules.allow_ids[options.allow_start : options.allow_stop])
+def apply_mask(row: Array, words: Array) -> None:
+    """Minus infinity for every token whose bit in `words` (int32, as of `TokenMasks`) is 0; no words allow all."""
+    for i in range(words.shape[0]):
+        bits = words[i]
+        if bits != -1:
+            chunk = row[32 * i : 32 * i + 32]
+            for j in range(chunk.shape[0]):
+                if (bits >> np.int32(j)) & np.int32(1) == 0:
+                    chunk[j] = MINUS_INF
+
+
+@inlined
+def _first_allowed(words: Array, vocab_size: int) -> int:
+    """The first token whose bit is 1; 0 where there is none."""
+    for token in range(vocab_size):
+        if (words[token >> 5] >> np.int32(token & 31)) & np.int32(1):
+            return token
+    return 0
+
+
+@inlined
+def _edit(
+    work: WorkRows, history: Array, options: Options, rules: Rules, words: Array, allowed: Array, bans: Word
+) -> None:
+    """Mask, allowed ids where there are any, biases and bans, then penalties. `bans` is minus infinity, or 0 to leave
+    them out."""
+    row = work.row
+    apply_mask(row, words)
+    if allowed.shape[0] > 0:
+        _allow_only(row, work.values, allowed)
     for i in range(options.edit_start, options.edit_stop):
         token, value = rules.edit_ids[i], rules.edit_values[i]
         if 0 <= token < row.shape[0]:
             row[token] += bans if value == MINUS_INF else value
     if options.repetition != 1.0 or options.frequency != 0.0 or options.presence != 0.0:
-        _penalise(row, counts, history, options)
+        _penalise(row, work.counts, history, options)
 
 
 @inlined
-def sample_row(work: WorkRows, raw: Raw, history: Array, options: Options, rules: Rules) -> int:
-    """The token that `options` choose from a row of logits; -1 where a logit is NaN."""
+def sample_row(work: WorkRows, raw: Raw, history: Array, options: Options, rules: Rules, words: Array) -> int:
+    """The token that `options` choose from a row of logits, among those of the mask `words`; -1 where a logit is
+    NaN."""
     row, maxima = work.row, work.maxima
     if widen_row(raw, row):
         return -1
-    _edit(row, work.values, work.counts, history, options, rules, MINUS_INF)
+    allowed = rules.allow_ids[options.allow_start : options.allow_stop]
+    _edit(work, history, options, rules, words, allowed, MINUS_INF)
     peak = block_maxima(row, maxima)
     if peak == -np.inf:
         # The rules leave nothing: those that forbid single tokens yield, the allowed set stays.
         widen_row(raw, row)
-        _edit(row, work.values, work.counts, history, options, rules, np.float32(0.0))
+        _edit(work, history, options, rules, words, allowed, np.float32(0.0))
         peak = block_maxima(row, maxima)
+    if peak == -np.inf and words.shape[0] > 0:
+        # The mask comes before everything: the allowed set yields too, and so do logits of minus infinity.
+        widen_row(raw, row)
+        _edit(work, history, options, rules, words, allowed[:0], np.float32(0.0))
+        peak = block_maxima(row, maxima)
+        if peak == -np.inf:
+            return _first_allowed(words, row.shape[0])
     first = first_at_least(row, maxima, peak)
     if options.temperature < COLDEST or math.isinf(peak):
         return first
@@ -323,14 +358,18 @@ def sample_row(work: WorkRows, raw: Raw, history: Array, options: Options, rules
 
 
 @inlined
-def describe_row(work: WorkRows, raw: Raw, wanted: int, ids: Array, logprobs: Array) -> int:
-    """Log probabilities of a row of logits as they are: of token `ids[0]`, and of the best `wanted` tokens, which are
-    written behind it in any order. Returns the place of `ids[0]` in the order, from 1; -1 where a logit is NaN, or the
-    greatest one infinite."""
+def describe_row(work: WorkRows, raw: Raw, wanted: int, ids: Array, logprobs: Array, words: Array) -> int:
+    """Log probabilities of a row of logits as they are, among the tokens of the mask `words`: of token `ids[0]`, and
+    of the best `wanted` tokens, which are written behind it in any order. Returns the place of `ids[0]` in the order,
+    from 1; -1 where a logit is NaN, or the greatest one infinite."""
     row, maxima = work.row, work.maxima
     if widen_row(raw, row):
         return -1
+    apply_mask(row, words)
     peak = block_maxima(row, maxima)
+    if peak == -np.inf and words.shape[0] > 0:
+        widen_row(raw, row)  # the model gives the tokens of the mask no probability at all
+        peak = block_maxima(row, maxima)
     if math.isinf(peak):
         return -1
     log_total = peak + math.log(sum_exp(row, peak, 1.0))

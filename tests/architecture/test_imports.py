@@ -15,7 +15,8 @@ ALLOWED: dict[str, set[str]] = {
     "config": {"errors"},
     "error_report": {"errors"},
     "parameters": {"errors"},
-    "request": {"parameters", "config", "errors"},
+    "structured_outputs": {"parameters", "errors"},
+    "request": {"structured_outputs", "parameters", "config", "errors"},
     "kv": {"errors", "config"},
     "messages": {"error_report", "kv", "request", "config"},
     "compiling": {"config", "errors"},
@@ -30,22 +31,22 @@ ALLOWED: dict[str, set[str]] = {
     "executor": {"worker", "error_report", "kv", "messages", "config", "errors"},
     "engine": {
         "error_report", "executor", "worker", "models", "attention", "sched", "cache", "formats", "compiling",
-        "messages", "kv", "request", "config", "errors",
+        "messages", "kv", "request", "structured_outputs", "config", "errors",
     },
     "evaluate": {"engine", "request", "errors"},
     "observe": {"messages", "kv", "request"},
-    "server": {"engine", "observe", "messages", "kv", "request", "config", "errors"},
+    "server": {"engine", "observe", "messages", "kv", "request", "structured_outputs", "config", "errors"},
     "cli": {
         "octavo", "server", "evaluate", "engine", "executor", "worker", "planning", "formats", "importing", "kv",
         "request", "messages", "config", "errors",
     },
-    "octavo": {"cli", "engine", "planning", "kv", "request", "config", "errors"},
+    "octavo": {"cli", "engine", "planning", "kv", "request", "structured_outputs", "config", "errors"},
 }  # fmt: skip
 """Part -> parts of Octavo that it may import besides itself."""
 
 HOST_HOUSE = (
-    "errors", "config", "parameters", "request", "messages", "compiling", "kv", "formats", "planning", "cache",
-    "sched",
+    "errors", "config", "parameters", "structured_outputs", "request", "messages", "compiling", "kv", "formats",
+    "planning", "cache", "sched",
 )  # fmt: skip
 """Decides which block holds which token. Never imports torch, so that plans need no device library."""
 
@@ -55,6 +56,7 @@ THIRD_PARTY: dict[str, set[str]] = {
     "errors": set(),
     "config": {"msgspec"},
     "parameters": {"msgspec"},
+    "structured_outputs": {"msgspec"},
     "request": {"msgspec"},
     "messages": {"msgspec"},
     "compiling": {"numba"},

@@ -31,6 +31,12 @@ class ByteTokenizer:
     def is_special(self, token_id: int) -> bool:
         return token_id in (BOS, EOS)
 
+    def token_bytes(self) -> list[bytes]:
+        marks = {BOS: b"<bos>", EOS: b"<eos>"}
+        words = {token_id: text.encode() for token_id, text in WORDS.items()}
+        known = {token_id: bytes([token_id]) for token_id in range(256)} | marks | words
+        return [known.get(token_id, b"") for token_id in range(self.vocab_size)]
+
     def apply_chat_template(
         self,
         messages: Sequence[Mapping[str, Any]],

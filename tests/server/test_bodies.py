@@ -5,9 +5,10 @@ from __future__ import annotations
 import pytest
 
 from octavo.request import SamplingParams
-from octavo.server.bodies import PASSED_ON, ChatBody, CompletionBody, GenerationBody, check_limit, refuse_formats
+from octavo.server.bodies import PASSED_ON, ChatBody, CompletionBody, GenerationBody, check_limit
 from octavo.server.failures import ServerError
 from octavo.server.settings import ServerSettings
+from octavo.structured_outputs import StructuredOutputsParams
 
 
 def test_every_field_that_is_passed_on_is_one_of_both() -> None:
@@ -39,8 +40,8 @@ def test_limits_are_the_servers() -> None:
     check_limit("n", 3, 3)
 
 
-def test_a_format_that_is_text_is_no_matter() -> None:
-    refuse_formats(None)
-    refuse_formats({"type": "text"})
-    with pytest.raises(ServerError, match="json_schema"):
-        refuse_formats({"type": "json_schema"})
+def test_a_form_is_handed_to_the_engine() -> None:
+    body = ChatBody(messages=[{"role": "user"}], response_format={"type": "json_object"})
+    assert body.sampling(ServerSettings()).structured_outputs == StructuredOutputsParams(json_object=True)
+    body = CompletionBody(prompt="a", structured_outputs={"choice": ["a"]})
+    assert body.sampling(ServerSettings()).structured_outputs == StructuredOutputsParams(choice=["a"])

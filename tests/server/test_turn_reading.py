@@ -78,3 +78,34 @@ def test_calls_go_back_to_the_template_as_objects() -> None:
         call["function"] = {"name": "look", "arguments": text}
         with pytest.raises(ServerError, match=r"messages\[1\] has the arguments"):
             with_loaded_arguments([{"role": "user", "content": ""}, {"role": "assistant", "tool_calls": [call]}])
+
+
+WEATHER: Any = [{"type": "function", "function": {"name": "look", "parameters": {"type": "object"}}}]
+
+
+@pytest.mark.parametrize(
+    ("parser", "special", "start"),
+    [
+        ("hermes", "", 'start: "<tool_call>\\n" call "\\n</tool_call>"\n'),
+        ("hermes", "<tool_call>", 'start: <[1000]> "\\n" call "\\n</tool_call>"\n'),
+        ("mistral", "[TOOL_CALLS]", 'start: <[1000]> "[" call "]"\n'),
+        ("llama3_json", "<|python_tag|>", "start: call\n"),
+    ],
+)
+def test_a_forced_call_is_written_as_the_model_writes_calls(parser: str, special: str, start: str) -> None:
+    found = reading({"tool_call_parser": parser}, tools=WEATHER, tool_choice="required")
+    form = found.forced_call(tokenizer(special=special), "required")
+    assert (form.grammar or "").startswith(start)
+
+
+@pytest.mark.parametrize(
+    ("fields", "choice", "words"),
+    [
+        ({}, "required", "cannot be forced"),
+        ({"tools": TOOLS}, "always", "may be none, auto, required"),
+        ({"tools": TOOLS}, {"type": "function", "function": {"name": "no"}}, "no such tool"),
+    ],
+)
+def test_what_cannot_be_forced(fields: dict[str, Any], choice: Any, words: str) -> None:
+    with pytest.raises(ServerError, match=words):
+        reading({"tool_call_parser": "hermes"}, **fields).forced_call(tokenizer(), choice)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import msgspec
 import numpy as np
 import pytest
 import torch
@@ -13,6 +14,7 @@ from octavo.messages import NewRequestData
 from octavo.request import SamplingParams
 from octavo.worker.sampler import Sampler
 from octavo.worker.sampling_table import SamplingTable
+from octavo.worker.token_masks import TokenMasks, gather_masks
 from tests.worker.direct_sampling import distribution, edited_logits
 
 VOCAB = 600
@@ -23,7 +25,14 @@ Case = tuple[SamplingParams, list[int], list[int]]
 """Parameters, prompt, output so far."""
 
 
-def run(logits: torch.Tensor, cases: list[Case], *, names: list[str] | None = None, seed: int = 0) -> list[int]:
+def run(
+    logits: torch.Tensor,
+    cases: list[Case],
+    *,
+    names: list[str] | None = None,
+    seed: int = 0,
+    masks: TokenMasks | None = None,
+) -> list[int]:
     """The next token of each case; the rows of the table are in another order than the logits'."""
     num_rows = len(cases)
     table = SamplingTable(num_rows=num_rows, seed=seed)
@@ -44,7 +53,17 @@ def run(logits: torch.Tensor, cases: list[Case], *, names: list[str] | None = No
             block_ids=(),
         )
         table.set_row(int(row), data)
-    return SAMPLER.sample(logits, table, rows, history, num_tokens).tolist()
+    return SAMPLER.sample(logits, table, rows, history, num_tokens, masks).tolist()
+
+
+def masks_of(wanted: list[set[int] | None]) -> TokenMasks:
+    """A mask of these tokens for each row that is not None."""
+    bits = np.zeros((len(wanted), VOCAB), dtype=np.uint8)
+    for row, tokens in enumerate(wanted):
+        bits[row, list(tokens or ())] = 1
+    packed = {str(row): np.packbits(bits[row], bitorder="little").tobytes() for row in range(len(wanted))}
+    masks = {name: mask for name, mask in packed.items() if wanted[int(name)] is not None}
+    return gather_masks(masks, [str(row) for row in range(len(wanted))], VOCAB)
 
 
 def random_logits(num_rows: int, seed: int = 0, scale: float = 3.0) -> torch.Tensor:
@@ -312,3 +331,69 @@ def test_nan_is_refused_with_a_remedy(sampling: SamplingParams) -> None:
     logits[1, 500] = torch.inf
     with pytest.raises(ExecutorError, match="not numbers"):
         SAMPLER.describe(logits, np.zeros(3, np.int64), np.zeros(3, np.int32))
+
+
+# -- masks ------------------------------------------------------------------------------------------------------------
+
+ALLOWED = {0, 3, 31, 32, 300, 599}
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+@pytest.mark.parametrize("sampling", [GREEDY, SamplingParams(temperature=1.5), SamplingParams(top_k=2, top_p=0.7)])
+def test_a_masked_row_gets_a_token_of_its_mask_and_the_others_what_they_get_without(
+    dtype: torch.dtype, sampling: SamplingParams
+) -> None:
+    logits = random_logits(8).to(dtype)
+    cases: list[Case] = [(sampling, [1, 2], [])] * 8
+    wanted = [ALLOWED if row % 2 else None for row in range(8)]
+    found, without = run(logits, cases, masks=masks_of(wanted)), run(logits, cases)
+    assert found[::2] == without[::2]
+    assert set(found[1::2]) <= ALLOWED
+    if sampling.greedy:
+        order = sorted(ALLOWED)
+        assert found[1::2] == [order[int(row[order].float().argmax())] for row in logits[1::2]]
+    # What the mask leaves out weighs nothing: the draw is that of the allowed ids.
+    as_allowed = run(logits, [(msgspec.structs.replace(sampling, allowed_token_ids=tuple(ALLOWED)), [1, 2], [])] * 8)
+    assert found[1::2] == as_allowed[1::2]
+
+
+@pytest.mark.parametrize(
+    ("sampling", "wanted", "possible"),
+    [
+        (SamplingParams(allowed_token_ids=[3, 4]), ALLOWED, {3}),
+        (SamplingParams(allowed_token_ids=[4, 5]), ALLOWED, ALLOWED),  # the allowed ids yield
+        (SamplingParams(bad_words_token_ids=[[3], [31]]), {3, 31, 32}, {32}),
+        (SamplingParams(bad_words_token_ids=[[3], [31]]), {3, 31}, {3, 31}),  # the bans yield
+        (SamplingParams(min_tokens=5), {1, 7}, {7}),
+        (SamplingParams(min_tokens=5), {1, 2}, {1, 2}),  # these end an output, but nothing else may follow
+        (SamplingParams(logit_bias={7: 1e30, 3: 100.0}), ALLOWED, {3}),
+        (SamplingParams(allowed_token_ids=[7], bad_words_token_ids=[[3]]), {3, 5}, {3, 5}),
+    ],
+)
+def test_the_mask_comes_before_every_other_rule(sampling: SamplingParams, wanted: set[int], possible: set[int]) -> None:
+    count = 40
+    cases: list[Case] = [(sampling, [9], [])] * count
+    assert set(run(random_logits(count), cases, masks=masks_of([wanted] * count))) <= possible
+
+
+def test_a_mask_of_tokens_that_the_model_gives_no_probability_still_holds() -> None:
+    logits = torch.zeros(2, VOCAB)
+    logits[:, list(ALLOWED)] = -torch.inf
+    found = run(logits, [(GREEDY, [1], []), (SamplingParams(), [1], [])], masks=masks_of([ALLOWED - {0}] * 2))
+    assert found == [3, 3]
+    SAMPLER.describe(logits, np.array([3, 3]), np.zeros(2, np.int32), masks_of([ALLOWED] * 2))
+
+
+def test_log_probabilities_of_a_masked_row_are_among_its_mask() -> None:
+    logits = random_logits(2)
+    order = sorted(ALLOWED)
+    expected = torch.log_softmax(logits[0, order].double(), 0)
+    found, plain = SAMPLER.describe(
+        logits, np.array([300, 300]), np.array([VOCAB, 3], np.int32), masks_of([ALLOWED, None])
+    )
+    best = torch.argsort(expected, descending=True).tolist()
+    assert found.token_ids == [300, *(order[place] for place in best)]
+    np.testing.assert_allclose(found.logprobs[1:], expected[best], atol=1e-5)
+    assert found.rank == 1 + best.index(order.index(300))
+    (alone,) = SAMPLER.describe(logits[1:], np.array([300]), np.array([3], np.int32))
+    assert plain == alone
