@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from octavo.config import LayerConfig, ModelConfig, layer_name, state_name
-from octavo.errors import ConfigError, UnsupportedModelError
+from octavo.errors import ConfigError
 from octavo.kv.specs import ChunkedLocalSpec, FullAttentionSpec, LayerSpec, MambaSpec, MLASpec, SlidingWindowSpec
 
 
@@ -15,7 +15,8 @@ def kv_cache_specs(
     """(specs by layer name, layers that read another layer's cache -> that layer), for one tensor-parallel rank.
 
     KV heads per rank are `max(1, num_kv_heads // tensor_parallel_size)`: a head is replicated when there are more ranks
-    than heads. A latent (MLA) vector is replicated on every rank. A layer that keeps nothing has no spec.
+    than heads. Latent (MLA) vectors and recurrent states are whole on every rank. A layer that keeps nothing has no
+    spec.
     Raises `ConfigError` when the heads cannot be divided evenly over the ranks.
     """
     specs: dict[str, LayerSpec] = {}
@@ -27,12 +28,6 @@ def kv_cache_specs(
             specs[layer_name(index)] = _layer_spec(layer, block_size, dtype, tensor_parallel_size)
         if layer.state_shapes:
             name = state_name(index, layer)
-            if tensor_parallel_size != 1:
-                raise UnsupportedModelError(
-                    f"{name} keeps a recurrent state, which cannot be divided over {tensor_parallel_size} ranks.",
-                    remedy="Use --tensor-parallel-size 1; --pipeline-parallel-size divides such a model by layers.",
-                    field="tensor_parallel_size",
-                )
             specs[name] = state_spec(layer, block_size=block_size, dtype=dtype)
     return specs, shared
 

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from octavo.config import LayerConfig, ModelConfig
-from octavo.errors import ConfigError, UnsupportedModelError
+from octavo.errors import ConfigError
 from octavo.formats.kv_specs import kv_cache_specs, kv_heads_per_rank
 from octavo.kv.specs import ChunkedLocalSpec, FullAttentionSpec, MambaSpec, MLASpec, SlidingWindowSpec
 
@@ -64,10 +64,10 @@ def test_heads_that_do_not_divide_are_refused_with_both_numbers() -> None:
         kv_heads_per_rank(6, 4)
 
 
-def test_a_state_cannot_be_divided_yet() -> None:
+def test_a_state_is_whole_on_every_rank() -> None:
     layer = LayerConfig(kind="mamba", state_shapes=((3, 8),), state_dtypes=("auto",))
-    with pytest.raises(UnsupportedModelError, match="cannot be divided over 2 ranks"):
-        kv_cache_specs(model(layer), block_size=16, dtype="bfloat16", tensor_parallel_size=2)
+    alone, _ = kv_cache_specs(model(layer), block_size=16, dtype="bfloat16")
+    assert kv_cache_specs(model(layer), block_size=16, dtype="bfloat16", tensor_parallel_size=2)[0] == alone
 
 
 def test_a_layer_with_attention_and_a_state_has_two_specs() -> None:

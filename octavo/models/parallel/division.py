@@ -28,7 +28,7 @@ from octavo.models.parallel.rank_modules import (
     VocabularyEmbedding,
     add_up_results,
 )
-from octavo.models.parallel.trial import Trial
+from octavo.models.parallel.trial import Trial, is_vector_module
 from octavo.models.peers import Peers
 
 Build = Callable[[Any], Any]
@@ -64,7 +64,7 @@ def divide_model(whole: Any, build: Build, peers: Peers, *, finish: Callable[[An
         raise _refusal(whole, f"has {len(options)} kinds of weights whose order is not known")
     difference = ""
     for choice in itertools.product(*options.values()):
-        divided = parts.assemble(dict(zip(options, choice, strict=True)), finish)
+        divided = parts.assemble(dict(zip(options, choice, strict=True)), trial.behind, finish)
         found = trial.difference(divided, peers)
         if found is None:
             return divided
@@ -171,8 +171,13 @@ class _Parts:
             self._cuts.setdefault(cut.name, []).append(cut)
         self._layouts: dict[tuple[Any, ...], Layout] = {}
 
-    def assemble(self, layouts: dict[tuple[Any, ...], Layout], finish: Callable[[Any], None]) -> Any:
-        """The rank's model by these layouts, with its weights and with what it exchanges with others."""
+    def assemble(
+        self, layouts: dict[tuple[Any, ...], Layout], behind: Mapping[str, str], finish: Callable[[Any], None]
+    ) -> Any:
+        """The rank's model by these layouts, with its weights and with what it exchanges with others.
+
+        `behind`: norms that are given the whole result of a linear layer, and which one that is.
+        """
         self._layouts = layouts
         made = self._build(self._config)
         kept: dict[int, torch.Tensor] = {}
@@ -189,6 +194,8 @@ class _Parts:
         finish(made)
         for path, module in list(made.named_modules()):
             self._connect(made, path, module)
+            if is_vector_module(module):
+                self._gather(made, path, behind.get(path))
         _divide_vocabulary(made, self._peers)
         return made.eval()
 
@@ -209,13 +216,21 @@ class _Parts:
         elif sum(map(bool, matrices.values())) > 1:
             _keep_on_first(module, whole_ones, self._peers)
             add_up_results(module, self._peers)
-        elif not matrices and not list(module.children()):
-            cut = next(cuts[0] for cuts in own.values() if cuts)
-            parts = [self._rows(cut, rank) for rank in range(self._peers.size)]
+
+    def _gather(self, made: Any, path: str, source: str | None) -> None:
+        """Let a norm over all heads have them all, be its own vector shorter for fewer heads or not."""
+        whole = self._modules[path]
+        cuts = [cut for name, _ in whole.named_parameters() for cut in self._cuts.get(f"{path}.{name}", ())]
+        if not cuts and source is not None:
+            size = max(len(parameter) for parameter in whole.parameters())
+            weight = self._source[f"{source}.weight"]
+            cuts = [cut for cut in self._cuts.get(f"{source}.weight", ()) if cut.dim == 0 and len(weight) == size]
+        if cuts:
+            parts = [self._rows(cuts[0], rank) for rank in range(self._peers.size)]
             everywhere = torch.cat(parts)
             sources = torch.zeros(int(everywhere.max()) + 1, dtype=torch.int64)
             sources[everywhere] = torch.arange(len(everywhere))
-            _put(made, path, GatheredModule(self._modules[path], self._peers, sources, parts[self._peers.index]))
+            _put(made, path, GatheredModule(whole, self._peers, sources, parts[self._peers.index]))
 
 
 def _replace_tensor(model: nn.Module, name: str, tensor: torch.Tensor) -> None:

@@ -40,6 +40,8 @@ class _Run:
 
     def __init__(self, model: Any) -> None:
         self.sums: dict[str, torch.Tensor] = {}
+        self.vectors: dict[str, torch.Tensor] = {}
+        """What modules that have vectors and nothing else, such as norms, were given."""
         calls = _Calls()
         vocab_size = model.config.vocab_size
         tokens = torch.arange(1, _NUM_TOKENS + 1, device=model.device) * 7919 % vocab_size
@@ -52,6 +54,8 @@ class _Run:
         handles = []
         for path, module in model.named_modules():
             set_hook(module, calls)
+            if is_vector_module(module):
+                handles.append(module.register_forward_pre_hook(lambda _m, args, path=path: self._given(path, args)))
             if isinstance(module, nn.Linear | RowParallelLinear):
                 handles.append(module.register_forward_hook(lambda _m, _i, out, path=path: self._note(path, out)))
         try:
@@ -62,8 +66,18 @@ class _Run:
             for module in model.modules():
                 clear_hook(module)
 
+    def _given(self, path: str, args: tuple[Any, ...]) -> None:
+        if args and isinstance(args[0], torch.Tensor):
+            self.vectors[path] = args[0]
+
     def _note(self, path: str, result: torch.Tensor) -> None:
         self.sums[path] = result
+
+
+def is_vector_module(module: nn.Module) -> bool:
+    """Whether a module has vectors and nothing else, as norms have."""
+    own = list(module.parameters())
+    return bool(own) and all(parameter.dim() == 1 for parameter in own) and not list(module.children())
 
 
 class Trial:
@@ -73,6 +87,13 @@ class Trial:
     def __init__(self, whole: Any) -> None:
         self._name = type(whole).__name__
         self._whole = _run(whole, self._name)
+        self.behind = {
+            path: source
+            for path, given in self._whole.vectors.items()
+            for source, result in self._whole.sums.items()
+            if given is result
+        }
+        """Path of a module that has vectors alone -> that of the linear layer whose whole result it was given."""
 
     @part("try_division")
     def difference(self, divided: Any, peers: Peers) -> str | None:

@@ -36,7 +36,8 @@ QUICK = ("llama", "gemma3_text", "phi3", "mixtral")
 OTHERS = (
     "qwen2", "qwen2_moe", "qwen3", "qwen3_moe", "gemma", "gemma2-low-soft-cap", "gemma3n_text", "olmo2", "olmo3",
     "cohere2", "granite", "starcoder2", "smollm3", "exaone4", "ministral", "glm4", "nemotron", "minicpm3",
-    "llama4_text", "deepseek_v3", "phimoe",
+    "llama4_text", "deepseek_v3", "phimoe", "gpt_oss", "olmoe", "qwen3_next", "granitemoehybrid", "jamba", "falcon_h1",
+    "bamba", "lfm2", "olmo_hybrid",
 )  # fmt: skip
 
 

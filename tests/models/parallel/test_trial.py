@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from octavo.models.attention_interface import AttentionInput
-from octavo.models.parallel.trial import _differ, _first_difference
+from octavo.models.parallel.trial import _differ, _first_difference, is_vector_module
 from octavo.models.peers import Peers
 
 
@@ -69,3 +69,9 @@ def test_rounding_is_no_difference_and_in_16_bits_one_token_in_four_may_go_to_an
     many[:, :4] += 1
     assert not _differ(few, rows.bfloat16()) and _differ(many, rows.bfloat16())
     assert _differ(rows[:, :6], rows)
+
+
+def test_modules_that_have_vectors_and_nothing_else() -> None:
+    assert is_vector_module(nn.LayerNorm(4))
+    assert not is_vector_module(nn.Linear(4, 4)) and not is_vector_module(nn.Identity())
+    assert not is_vector_module(nn.Sequential(nn.LayerNorm(4)))
