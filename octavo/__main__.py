@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from octavo.cli import main
+from octavo.cli import run
 
 if __name__ == "__main__":
-    main()
+    run()

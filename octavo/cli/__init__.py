@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import importlib
 import sys
-from typing import Annotated, Any
+from typing import Annotated, Any, NoReturn
 
 import typer
 
 from octavo import __version__
 from octavo.cli.plain_values import PlainGroup
+from octavo.cli.process_end import end_process
 
 COMMANDS = {
     "plan": "octavo.cli.plan",
@@ -73,3 +74,14 @@ def main() -> None:
     except KeyboardInterrupt:
         # Before a command has begun: commands end by octavo.cli.outcome.
         sys.exit(130)
+
+
+def run() -> NoReturn:
+    """Run the command line and end the process, which is to have done nothing else."""
+    try:
+        main()
+    except SystemExit as ended:
+        if ended.code is not None and not isinstance(ended.code, int):
+            raise
+        end_process(ended.code or 0)
+    end_process(0)
