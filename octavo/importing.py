@@ -3,7 +3,8 @@
 Half of the time until a small model's first token is spent on importing libraries, and half of that on what no forward
 needs. For the commands, whose process runs Octavo and nothing else:
 
-- torch's largest library is loaded by a thread while Python imports other things (`read_ahead`);
+- torch's largest library is loaded by a thread while Python imports other things (`read_ahead`), from the start of the
+  process on where it is told what it is for (`octavo.__main__`);
 - torch is imported without its definitions of operators in Python (`import_torch`): those of the meta device and the
   decompositions, which its compiler takes. They come when anything asks for the compiler, or by `complete_torch`;
 - Python looks for garbage only once libraries are imported (`collect_from_now`): the millions of
@@ -31,13 +32,22 @@ from typing import Any
 _LIBRARIES = ("libtorch_global_deps.so", "libtorch_cpu.so")
 """In the order in which torch itself loads them; the first for the whole process, as torch does."""
 
-_SMALL_EXTENSIONS = ("_json", "_pickle", "_queue", "resource", "markupsafe", "tokenizers")
-"""Extension modules, or packages around one, that commands import next. A library that is being loaded keeps others
-from being loaded, so whoever imported one of these meanwhile would wait for torch's."""
+_SMALL_EXTENSIONS = (
+    "_bisect", "_blake2", "_bz2", "_contextvars", "_csv", "_ctypes", "_datetime", "_decimal", "_hashlib", "_heapq",
+    "_json", "_lzma", "_opcode", "_pickle", "_posixsubprocess", "_queue", "_random", "_sha2", "_sha512", "_socket",
+    "_struct", "_typing", "_uuid", "_zoneinfo", "array", "binascii", "fcntl", "math", "resource", "select", "zlib",
+    "markupsafe", "tokenizers",
+)  # fmt: skip
+"""Extension modules, or packages around one, that commands import before numpy. While one library is loaded the system
+loads no other, so whoever imported one of these meanwhile would wait for torch's."""
 
 _PYTHON_OPERATORS = "torch._meta_registrations"
 _COMPILERS = frozenset({"torch._dynamo", "torch._inductor", "torch._decomp", "torch._refs", "torch._prims"})
 """What builds on operators in Python, or is part of them. torch imports each of them only when it is used."""
+
+
+_reading = threading.Event()
+"""Set once a thread loads torch's libraries, or has."""
 
 
 @contextmanager
@@ -60,9 +70,11 @@ def collect_from_now() -> None:
 
 
 def read_ahead() -> None:
-    """Let a thread load torch's libraries, while this one goes on. Does nothing where they are not as on Linux."""
-    if "torch" in sys.modules:
+    """Let a thread load torch's libraries, while this one goes on. Does nothing the second time, nor where they are not
+    as on Linux."""
+    if "torch" in sys.modules or _reading.is_set():
         return
+    _reading.set()
     found = importlib.util.find_spec("torch")
     if found is None or found.origin is None:
         return

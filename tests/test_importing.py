@@ -30,7 +30,8 @@ assert not [name for name in left_out if name in sys.modules]
 
 
 @pytest.fixture(autouse=True)
-def _collecting() -> Iterator[None]:
+def _collecting(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setattr(importing, "_reading", threading.Event())
     yield
     gc.unfreeze()
     gc.enable()
@@ -77,7 +78,7 @@ print(torch.ops.aten.linalg_eig(torch.empty(3, 3, device="meta"))[0].shape)
 
 
 def test_a_torch_that_is_imported_stays_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "torch", SimpleNamespace())  # type: ignore[arg-type]
+    monkeypatch.setitem(sys.modules, "torch", SimpleNamespace())
     before = list(sys.meta_path)
     importing.import_torch()
     importing.complete_torch()
@@ -108,6 +109,54 @@ def test_without_torch_there_is_nothing_to_read(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.delitem(sys.modules, "torch", raising=False)
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     importing.read_ahead()
+
+
+def test_it_is_read_ahead_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    begun: list[object] = []
+    monkeypatch.delitem(sys.modules, "torch", raising=False)
+    monkeypatch.setattr(importing, "_LIBRARIES", ())
+    monkeypatch.setattr(importing, "_load", begun.append)
+    for _ in range(2):
+        importing.read_ahead()
+        for thread in threading.enumerate():
+            if thread.name == "read-ahead":
+                thread.join(10)
+    assert begun == [[]]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("arguments", [["generate", "x"], ["bench", "offline", "--workload", "w5.json"]])
+def test_nothing_that_comes_before_numpy_waits_for_torch(arguments: list[str], tmp_path: Path) -> None:
+    request = '{"name": "w5", "requests": [{"prompt": [1], "max_tokens": 1}]}'
+    (tmp_path / "w5.json").write_text(request)
+    program = f"""
+import importlib.machinery, os, sys
+from octavo import __main__, importing
+loader, found = importlib.machinery.ExtensionFileLoader, []
+create = loader.create_module
+
+def note(self, spec):
+    if spec.name.startswith("numpy."):
+        print(found)
+        sys.stdout.flush()
+        os._exit(0)
+    found.append(spec.name)
+    return create(self, spec)
+
+class Thread:
+    def __init__(self, target=None, args=(), **how):
+        loader.create_module = note
+    def start(self):
+        pass
+
+importing.threading.Thread = Thread
+sys.argv = ["octavo", *{arguments!r}]
+__main__.run()
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=120, check=False, cwd=tmp_path
+    )
+    assert done.stdout == "[]\n", done.stderr
 
 
 def test_a_command_looks_for_garbage_once_libraries_are_imported(monkeypatch: pytest.MonkeyPatch) -> None:

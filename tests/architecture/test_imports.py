@@ -40,7 +40,7 @@ ALLOWED: dict[str, set[str]] = {
         "octavo", "server", "evaluate", "engine", "executor", "worker", "planning", "formats", "importing", "kv",
         "request", "messages", "config", "errors",
     },
-    "octavo": {"cli", "engine", "planning", "kv", "request", "structured_outputs", "config", "errors"},
+    "octavo": {"cli", "importing", "engine", "planning", "kv", "request", "structured_outputs", "config", "errors"},
 }  # fmt: skip
 """Part -> parts of Octavo that it may import besides itself."""
 
