@@ -66,6 +66,9 @@ class NullRank(Rank):
             num_blocks=0, num_views=0, num_storages=0, storage_bytes=0, resident_bytes=0, resident_bytes_written=0
         )
 
+    def write_cache(self) -> int:
+        return 0
+
     def shutdown(self) -> None: ...
 
 

@@ -36,7 +36,7 @@ DIVIDED_TWICE = (
     "olmo3",
     "phi3",
     "cohere2",
-    "gpt2",
+    "glm4",
 )
 """Also each layer over two ranks; the first two in every full run."""
 
