@@ -103,6 +103,11 @@ class Mixer:
     """What it was given in that forward: by place, and by name."""
     options: dict[str, Any]
 
+    def hidden_states(self) -> torch.Tensor:
+        """The first tensor of numbers that it was given; its weights are of the same kind, and may be no parameters."""
+        given = [*self.arguments, *self.options.values()]
+        return next(one for one in given if isinstance(one, torch.Tensor) and one.is_floating_point())
+
     def call(self, cache: CallCache | None, arguments: Sequence[Any], options: dict[str, Any]) -> Any:
         """The module's own forward with `cache` in the argument for it."""
         placed, named = self.cache_argument.put(cache, arguments, options)

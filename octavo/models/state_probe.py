@@ -70,8 +70,8 @@ class ProbedMixer:
 
     def __init__(self, mixer: Mixer, spec: MambaSpec) -> None:
         self._mixer = mixer
-        parameter = next(mixer.module.parameters())
-        self._device, self._dtype = parameter.device, parameter.dtype
+        hidden = mixer.hidden_states()
+        self._device, self._dtype = hidden.device, hidden.dtype
         self._layer = StateLayer("probe", spec=spec)
         self._layer.group = StateGroup(0, spec.tokens_per_state)
         self._layer.kv_cache = StateView(

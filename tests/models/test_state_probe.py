@@ -24,6 +24,16 @@ def test_a_module_that_goes_on_with_several_tokens_is_let_do_so() -> None:
 
 
 @torch.inference_mode()
+def test_a_module_whose_weights_have_become_constants_is_probed_too() -> None:
+    mixer = ToyMixer()
+    weight = mixer.weight.data
+    del mixer.weight
+    mixer.weight = weight  # type: ignore[assignment]
+    hidden = torch.randn(1, NUM_PROBE_TOKENS, SIZE, generator=torch.Generator().manual_seed(0))
+    assert ProbedMixer(toy(mixer, hidden), SPEC).continues_runs()
+
+
+@torch.inference_mode()
 def test_one_that_ignores_the_state_then_is_given_one_after_the_other() -> None:
     assert not probed(forgets=True).continues_runs()
 
