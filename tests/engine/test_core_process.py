@@ -11,7 +11,7 @@ from octavo import AsyncLLM, SamplingParams
 from octavo.errors import CacheTooSmallError
 from tests.parity.tiny import HYBRID, build_model
 
-pytestmark = pytest.mark.slow
+SLOW = pytest.mark.slow
 
 GREEDY = SamplingParams(temperature=0, max_tokens=24, ignore_eos=True)
 PROMPT = " ".join(f"w{3 + 7 * index % 300}" for index in range(60))
@@ -24,6 +24,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@SLOW
 def test_tokens_are_those_of_the_engine_in_this_process(folder: Path) -> None:
     from octavo import LLM
 
@@ -47,6 +48,7 @@ def test_tokens_are_those_of_the_engine_in_this_process(folder: Path) -> None:
     asyncio.run(main())
 
 
+@SLOW
 def test_two_replicas_give_the_tokens_of_one_and_share_no_memory(folder: Path) -> None:
     from octavo import LLM
     from octavo.request import BeamSearchParams
@@ -69,6 +71,22 @@ def test_two_replicas_give_the_tokens_of_one_and_share_no_memory(folder: Path) -
     assert answers[0] == answers[1]
 
 
+@pytest.mark.long
+@pytest.mark.timeout(600)
+def test_replicas_of_stages_of_divided_layers_give_the_tokens_of_one_rank(folder: Path) -> None:
+    from octavo import LLM
+
+    prompts = [PROMPT, "w3 w4", *(f"w{number} w8 w9" for number in range(20, 26))]
+    answers = []
+    for split in ({}, {"data_parallel_size": 2, "pipeline_parallel_size": 2, "tensor_parallel_size": 2}):
+        with LLM(str(folder), dtype="float32", kv_memory="1MiB", **split) as llm:
+            outputs = llm.generate(prompts, GREEDY, use_tqdm=False)
+            answers.append([output.outputs[0].token_ids for output in outputs])
+            assert len(llm.plan.configs) == (4 if split else 1)
+    assert answers[0] == answers[1]
+
+
+@SLOW
 def test_a_cache_that_is_too_small_is_refused_by_its_own_error(folder: Path) -> None:
     async def main() -> None:
         await AsyncLLM(str(folder), dtype="float32", kv_memory="20KiB").start()
