@@ -147,6 +147,8 @@ class SchedulerStats(msgspec.Struct, frozen=True, kw_only=True):
     """Since the start."""
     prefix_query_tokens: int
     prefix_hit_tokens: int
+    num_parked: int = 0
+    """Of those that wait: the ones whose prompt another request is computing for them."""
 
     @classmethod
     def total(cls, stats: Iterable[SchedulerStats]) -> SchedulerStats:

@@ -77,6 +77,14 @@ class _CoreSeries:
         self.tokens = self._gauge("octavo:kv_cache_tokens", "Tokens of the requests that run.")
         self.occupancy = self._gauge("octavo:kv_cache_token_occupancy", "The same as a share of the capacity.")
         self.free_tokens = self._gauge("octavo:kv_cache_free_tokens", "Tokens that the unused blocks hold.")
+        self.least_prefix = self._gauge(
+            "octavo:min_reusable_prefix_tokens", "Prefixes are found again in multiples of this; 0: never."
+        )
+        self.by_reason = self._gauge(
+            "vllm:num_requests_waiting_by_reason",
+            "Sequences that wait: for room (capacity), or for a prompt that another one computes (deferred).",
+            "reason",
+        )
         self._info = self._gauge(
             "vllm:cache_config_info",
             "What the KV cache is made of.",
@@ -103,6 +111,9 @@ class _CoreSeries:
             self.add(counter, engine, 0)
         for gauge in (self.running, self.waiting, self.usage, self.used_blocks, self.tokens, self.occupancy):
             self._set(gauge, engine, 0)
+        is_reusable = bool(groups) and all(group.spec.prefix_cacheable for group in groups)
+        self._set(self.least_prefix, engine, figures.scheduler_block_size if is_reusable else 0)
+        self._show_waiting(engine, 0, 0)
         self._set(self.free_blocks, engine, figures.usable_blocks)
         self._set(self.free_tokens, engine, figures.capacity_tokens)
 
@@ -116,6 +127,7 @@ class _CoreSeries:
             (self.hits, "prefix_hit_tokens"),
         ):
             self.add(counter, engine, _growth(before, stats, name))
+        self._show_waiting(engine, stats.num_waiting - stats.num_parked, stats.num_parked)
         cause = self.causes.labels(self._model_name, str(engine), "no_free_block")
         cause.inc(_growth(before, stats, "num_preemptions"))
         num_usable, capacity = self._sizes.get(engine, (0, 0))
@@ -132,6 +144,10 @@ class _CoreSeries:
             (self.occupancy, num_held_tokens / capacity if capacity else 0.0),
         ):
             self._set(gauge, engine, value)
+
+    def _show_waiting(self, engine: int, num_without_room: int, num_parked: int) -> None:
+        for reason, value in (("capacity", num_without_room), ("deferred", num_parked)):
+            self.by_reason.labels(self._model_name, str(engine), reason).set(value)
 
     def _set(self, gauge: Gauge, engine: int, value: float) -> None:
         gauge.labels(self._model_name, str(engine)).set(value)

@@ -153,6 +153,7 @@ class Scheduler:
             num_preemptions=self._num_preemptions,
             prefix_query_tokens=prefixes.query_tokens,
             prefix_hit_tokens=prefixes.hit_tokens,
+            num_parked=self.forks.num_parked,
         )
 
     # -- a step begins --------------------------------------------------------------------------------------------

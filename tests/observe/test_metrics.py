@@ -146,3 +146,12 @@ def test_the_line_is_of_all_cores() -> None:
         "Avg prompt throughput: 8.0 tokens/s, Avg generation throughput: 0.3 tokens/s, Running: 4 reqs, "
         "Waiting: 2 reqs, CPU KV cache usage: 30.3%, Prefix cache hit rate: 25.0%"
     )
+
+
+def test_why_sequences_wait_and_how_short_a_prefix_is_found(metrics: EngineMetrics) -> None:
+    assert _value(metrics, "octavo:min_reusable_prefix_tokens") == FAKE_PLAN.figures.scheduler_block_size
+    assert _value(metrics, "vllm:num_requests_waiting_by_reason", reason="capacity") == 0
+    metrics.step_ended(_step([], stats=msgspec.structs.replace(STATS, num_waiting=5, num_parked=2)), now=1.0)
+    assert _value(metrics, "vllm:num_requests_waiting") == 5
+    assert _value(metrics, "vllm:num_requests_waiting_by_reason", reason="capacity") == 3
+    assert _value(metrics, "vllm:num_requests_waiting_by_reason", reason="deferred") == 2
