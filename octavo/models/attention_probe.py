@@ -22,6 +22,7 @@ from octavo.models.adoption import calls_interface
 from octavo.models.attention_interface import ATTENTION_NAME, PROBE_NAME, clear_hook, set_hook
 from octavo.models.attention_recorder import AttentionCall, Recorder
 from octavo.models.load_clock import part
+from octavo.models.modules.linear import quick_products
 from octavo.models.modules.replacement import watch_calls
 from octavo.models.position_cache import PositionCache, PositionInput
 from octavo.models.transformers_api import ModelOutput, PreTrainedModel
@@ -52,7 +53,7 @@ class AttentionProbe:
         if self._calls_interface:
             model.set_attn_implementation(PROBE_NAME)
         recorder = Recorder(num_tokens=NUM_PROBE_TOKENS, mask_length=self._length)
-        with _watch_entry(model) as entry, watch_calls(model) as self.seen:
+        with quick_products(model), _watch_entry(model) as entry, watch_calls(model) as self.seen:
             # No positions are given here: these are the ones that `generate` would use.
             output = _run(model, model, recorder, self._tokens, {})
         self.logits: torch.Tensor = output.logits

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 import torch
 from torch import nn
 
-from octavo.models.modules.weights import weight_of
+from octavo.models.modules.weights import PlainWeight, can_pack, is_coded, is_plain_linear, weight_of
 
 
 class PackedLinear(nn.Module):
@@ -66,3 +67,24 @@ class FusedLinear(nn.Module):
 
     def forward(self, rows: torch.Tensor) -> torch.Tensor:
         return self.fused.part(rows, self.index)
+
+
+@contextmanager
+def quick_products(model: nn.Module) -> Iterator[None]:
+    """Plain linear layers of `model` multiply with our kernel inside this, where torch's bfloat16 is emulated.
+
+    For a forward that is run to look at a model, before its layers are replaced. Nothing is copied.
+    """
+    quick = [
+        module
+        for module in model.modules()
+        if isinstance(module, nn.Linear) and is_plain_linear(module) and not is_coded(module)
+        if module.weight.dtype == torch.bfloat16 and not can_pack(torch.bfloat16)
+    ]
+    for linear in quick:
+        linear.forward = PlainWeight(linear.weight, linear.bias).apply  # type: ignore[method-assign, assignment]
+    try:
+        yield
+    finally:
+        for linear in quick:
+            del linear.forward

@@ -4,7 +4,8 @@ import pytest
 import torch
 from torch import nn
 
-from octavo.models.modules.linear import FusedInput, FusedLinear, PackedLinear
+from octavo.models.modules import linear as module_under_test
+from octavo.models.modules.linear import FusedInput, FusedLinear, PackedLinear, quick_products
 
 pytestmark = pytest.mark.skipif(
     not torch.ops.mkldnn._is_mkldnn_bf16_supported(), reason="this CPU has no bfloat16 kernels"
@@ -58,3 +59,19 @@ def test_a_fused_input_lets_go_of_its_rows() -> None:
     fused.part(rows, 0)
     fused.part(rows, 1)
     assert fused._rows is None and fused._parts == ()
+
+
+def test_products_are_quick_while_a_model_is_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[nn.Module] = []
+    hooked, other = linear(64, seed=2), linear(64, seed=3, dtype=torch.float32)
+    hooked.register_forward_hook(lambda module, *_: seen.append(module))
+    model = nn.ModuleList([linear(64, bias=True), hooked, other, nn.LayerNorm(48)])
+    rows = torch.randn(5, 48).bfloat16()
+    expected = model[0](rows)
+    for is_packed in (False, True):
+        monkeypatch.setattr(module_under_test, "can_pack", lambda dtype, is_packed=is_packed: is_packed)
+        with pytest.raises(KeyError), quick_products(model):
+            assert ["forward" in vars(module) for module in model] == [not is_packed, False, False, False]
+            torch.testing.assert_close(model[0](rows), expected, rtol=1e-2, atol=1e-2)
+            raise KeyError
+        assert not any("forward" in vars(module) for module in model)
