@@ -251,11 +251,33 @@ def read_codes(raw: Bytes, type_name: str, num_inputs: int) -> GroupCodes:
     return GroupCodes(codes, scales, minima)
 
 
+@kernel
+def _largest(bits: npt.NDArray[np.uint32], group: int, largest: npt.NDArray[np.uint32]) -> None:
+    """The largest magnitude of each group; all as bits of float32, whose order is that of whole numbers, NaN above."""
+    for number in range(largest.size):
+        found = np.uint32(0)
+        for i in range(group):
+            found = max(found, bits[number * group + i] & np.uint32(0x7FFFFFFF))
+        largest[number] = found
+
+
+@kernel
+def _round_to_codes(rows: Floats, scales: Floats, group: int, zero: int, codes: Codes) -> None:
+    for number in range(scales.size):
+        scale = scales[number]
+        for i in range(number * group, (number + 1) * group):
+            steps = np.rint(rows[i] / scale)
+            is_number = abs(steps) <= np.float32(3.4028235e38)
+            code = np.int32(min(max(steps, np.float32(-127)), np.float32(127))) if is_number else np.int32(0)
+            codes[i] = np.uint8(code + zero)
+
+
 def make_codes(rows: Floats) -> GroupCodes:
-    """Codes of `INT8` for rows [rows, inputs] of whole groups: of each group the largest magnitude becomes 127."""
-    groups = rows.reshape(len(rows), -1, INT8.group)
-    scales = (np.abs(groups).max(axis=2) / 127).astype(np.float16).astype(np.float32)
-    with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
-        steps = np.rint(groups / scales[:, :, None])
-    codes = np.where(np.isfinite(steps), np.clip(steps, -127, 127), 0) + INT8.zero
-    return GroupCodes(codes.astype(np.uint8).reshape(rows.shape), scales, np.zeros_like(scales))
+    """Codes of `INT8` for contiguous rows [rows, inputs] of whole groups: of each group the largest magnitude becomes
+    127."""
+    scales, codes = np.empty((len(rows), rows.shape[1] // INT8.group), np.float32), np.empty(rows.shape, np.uint8)
+    _largest(rows.reshape(-1).view(np.uint32), INT8.group, scales.reshape(-1).view(np.uint32))
+    with np.errstate(over="ignore", invalid="ignore"):
+        scales = (scales / np.float32(127)).astype(np.float16).astype(np.float32)
+    _round_to_codes(rows.reshape(-1), scales.reshape(-1), INT8.group, INT8.zero, codes.reshape(-1))
+    return GroupCodes(codes, scales, np.zeros_like(scales))

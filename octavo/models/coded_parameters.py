@@ -17,7 +17,7 @@ from torch import nn
 from octavo.formats.codes import CODINGS, INT8, GroupCodes, make_codes
 from octavo.formats.gguf import TensorInfo
 from octavo.models.gguf_conversions import Conversion
-from octavo.models.modules.coded_tensor import code_parameter
+from octavo.models.modules.coded_tensor import CodedTensor, code_parameter
 from octavo.models.modules.panels import Panels
 from octavo.models.panel_reading import fill_panels, read_panels
 
@@ -95,16 +95,21 @@ def row_order(name: str, shape: tuple[int, ...], conversion: Conversion, config:
 
 
 def code_linears(model: nn.Module) -> None:
-    """Code the weights of the model's linear layers as int8, and those of embeddings that are the same parameters."""
-    coded: dict[torch.Tensor, nn.Parameter] = {}
-    for linear in [module for module in model.modules() if type(module) is nn.Linear]:
-        if linear.weight not in coded:
-            weight = linear.weight.detach()
-            coded[linear.weight] = code_parameter(_int8(weight), weight.dtype)
+    """Code the weights of the model's linear layers as int8, and those of embeddings that are the same parameters.
+
+    Each plain weight is let go of before the next is coded.
+    """
+    places: dict[int, list[tuple[nn.Module, str]]] = {}
     for module in model.modules():
-        for name, parameter in list(module.named_parameters(recurse=False)):
-            if parameter in coded:
-                module.register_parameter(name, coded[parameter])
+        for name, parameter in module.named_parameters(recurse=False):
+            places.setdefault(id(parameter), []).append((module, name))
+    for linear in [module for module in model.modules() if type(module) is nn.Linear]:
+        if isinstance(linear.weight, CodedTensor):
+            continue
+        owners, dtype = places[id(linear.weight)], linear.weight.dtype
+        coded = code_parameter(_int8(linear.weight.detach()), dtype)
+        for owner, name in owners:
+            owner.register_parameter(name, coded)
 
 
 def _int8(weight: torch.Tensor) -> Panels:

@@ -59,3 +59,18 @@ def test_what_is_no_number_stays_none() -> None:
     rows[0, 3] = np.nan
     found = numbers(make_codes(rows), INT8)
     assert np.isnan(found[0, :32]).all() and np.isfinite(found[0, 32:]).all()
+
+
+def test_codes_are_those_of_the_formula() -> None:
+    generator = np.random.default_rng(5)
+    magnitudes = 10.0 ** generator.integers(-12, 7, (50, 1))
+    rows = (generator.normal(size=(50, 96)) * magnitudes).astype(np.float32)
+    rows[3, :32], rows[4, 7], rows[5, 40], rows[6, :32] = 0, np.inf, -np.inf, np.arange(32) - 15.5
+    groups = rows.reshape(50, 3, 32)
+    with np.errstate(all="ignore"):
+        scales = (np.abs(groups).max(axis=2) / 127).astype(np.float16).astype(np.float32)
+        steps = np.rint(groups / scales[:, :, None])
+    expected = np.where(np.isfinite(steps), np.clip(steps, -127, 127), 0) + INT8.zero
+    found = make_codes(rows)
+    np.testing.assert_array_equal(found.scales, scales)
+    np.testing.assert_array_equal(found.codes, expected.astype(np.uint8).reshape(rows.shape))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from octavo.attention.torch_reference import TorchReference
 from octavo.config import ModelSource
 from octavo.formats.model_config import load_model_config
 from octavo.formats.source import ModelFiles
+from octavo.models import coded_parameters
 from octavo.models.coded_parameters import code_linears, row_order
 from octavo.models.gguf_conversions import CONVERSIONS, Conversion
 from octavo.models.hf_adapter import LoadedModel
@@ -157,3 +159,19 @@ def test_a_parameter_of_two_modules_is_coded_once() -> None:
     assert isinstance(model.head.weight, CodedTensor) and model.head.weight is model.embedding.weight
     assert not isinstance(model.other.weight, CodedTensor)
     torch.testing.assert_close(model.head.weight.numbers(), before, rtol=0, atol=0.02)
+
+
+def test_plain_weights_are_let_go_of_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = nn.Sequential(*(nn.Linear(32, 32) for _ in range(4)))
+    weights = [weakref.ref(layer.weight) for layer in model]
+    alive: list[int] = []
+    int8 = coded_parameters._int8
+
+    def watched(weight: torch.Tensor) -> Any:
+        alive.append(sum(weight() is not None for weight in weights))
+        return int8(weight)
+
+    monkeypatch.setattr(coded_parameters, "_int8", watched)
+    code_linears(model)
+    assert alive == [4, 3, 2, 1]
+    assert all(isinstance(layer.weight, CodedTensor) for layer in model)
