@@ -102,7 +102,7 @@ class PrefixRouter:
         parent = None if request.parent_id is None else self.owner(request.parent_id)
         replica = self.choose(chain, replicas) if parent is None or parent not in replicas else parent
         view, prompt = self._views[replica], chain.settled()
-        uses = view.sure_uses(prompt)
+        uses = view.sure_uses(prompt if _reads_cache(request) else ())
         view.expect(prompt)
         self._requests[request.request_id] = _Routed(replica, chain, uses, keeps_blocks=request.keep_blocks)
         self.loads[replica] += chain.num_tokens
@@ -132,12 +132,13 @@ class PrefixRouter:
             routed = self._requests.get(output.request_id)
             if routed is None:
                 continue
-            if not routed.has_news:
+            if not routed.has_news and output.new_token_ids:
                 self._take_first(routed, output)
             routed.chain.extend(output.new_token_ids)
             self.loads[routed.replica] += len(output.new_token_ids)
             if output.finish_reason is not None:
-                self._views[routed.replica].confirm(routed.chain.settled())
+                if routed.has_news:
+                    self._views[routed.replica].confirm(routed.chain.settled())
                 self._end(output.request_id, routed)
                 if routed.keeps_blocks:
                     self._keep(output.request_id, routed.replica)
@@ -181,3 +182,10 @@ class PrefixRouter:
         self._parents[request_id] = replica
         if len(self._parents) > MOST_PARENTS:
             self._parents.popitem(last=False)
+
+
+def _reads_cache(request: EngineCoreRequest) -> bool:
+    """Whether what is found tells what the cache holds: who wants log probabilities of the prompt has all of it
+    computed."""
+    sampling = request.sampling
+    return sampling.prompt_logprobs is None and not sampling.skip_reading_prefix_cache

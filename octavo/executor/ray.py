@@ -148,6 +148,12 @@ class RayExecutor(Executor):
         except RankFailed as failed:
             self._stop()
             return [failed.frame]
+        except RayError as error:
+            self._stop()
+            raise ExecutorError(
+                f"Ray did not bring the answers of the ranks: {_last_line(error)}; all ranks were stopped.",
+                remedy="See Ray's logs; start the engine again.",
+            ) from error
         except BaseException:
             self._stop()
             raise

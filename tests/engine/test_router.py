@@ -168,6 +168,25 @@ def test_what_was_expected_and_never_confirmed_tells_nothing() -> None:
     assert run(r, "a", prompt(1), found=64) == 1
 
 
+@pytest.mark.parametrize("how", ["it failed", "the cache was not read", "the prompt was scored"])
+def test_what_tells_nothing_of_the_cache(how: str) -> None:
+    r = router()
+    run(r, "old", prompt(1), alive=[1])
+    run(r, "young", prompt(2), alive=[1])
+    sampling = SamplingParams(
+        skip_reading_prefix_cache=how == "the cache was not read",
+        prompt_logprobs=1 if how == "the prompt was scored" else None,
+    )
+    request = EngineCoreRequest(request_id="again", prompt_token_ids=prompt(2), sampling=sampling)
+    assert r.route(request, BOTH) == 1
+    if how == "it failed":
+        r.take_outputs([news("again", end=FinishReason.ERROR)])
+    else:
+        r.take_outputs([news("again", 7, found=0, end=FinishReason.LENGTH)])
+    assert r.loads == [0, 0]
+    assert run(r, "a", prompt(1), found=64) == 1, "nothing was forgotten"
+
+
 def test_the_view_holds_no_more_than_a_cache() -> None:
     r = router(capacity_tokens=20 * GRANULE)
     for number in range(100):
