@@ -93,5 +93,5 @@ def test_a_layer_that_goes_past_the_cache_is_noticed(tmp_path: Path, monkeypatch
 
     monkeypatch.setattr(AttentionLayer, "forward", uncounted)
     monkeypatch.setattr(FewTokens, "program", lambda self, num_tokens: None)
-    with pytest.raises(AssertionError, match=r"'layers.2': 0"):
+    with pytest.raises(AssertionError, match=r"'layers.2', 0"):
         walk("llama", tmp_path)
