@@ -85,9 +85,7 @@ class Scheduler:
         self._aborted_under_way: list[Entry] = []
         self._blocked: tuple[Entry, int, int] | None = None
         """The waiting entry that found no room, and how many blocks were available and requests running then."""
-        self._num_added = 0
-        self._num_steps = 0
-        self._num_preemptions = 0
+        self._num_added = self._num_steps = self._num_preemptions = 0
 
     # -- requests come and go -------------------------------------------------------------------------------------
 

@@ -28,7 +28,7 @@ class Host:
         whole = {**child_environment(), **environment}
         return subprocess.Popen(["ip", "netns", "exec", self.name, *command], env=whole, text=True, **more)
 
-    def run(self, command: Sequence[str], environment: dict[str, str], timeout_s: float = 120) -> str:
+    def run(self, command: Sequence[str], environment: dict[str, str], timeout_s: float = 300) -> str:
         """Run a command there to its end; what it wrote. Fails the test where it fails."""
         with self.popen(command, environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT) as process:
             try:
