@@ -46,6 +46,14 @@ def next_token(prefix_hash: int, vocab_size: int) -> int:
     return (prefix_hash >> 23) % vocab_size
 
 
+def masked_token(token_id: int, mask: bytes | None) -> int:
+    """The token that the null model takes where a mask leaves only some."""
+    if mask is None:
+        return token_id
+    allowed = np.flatnonzero(np.unpackbits(np.frombuffer(mask, dtype=np.uint8), bitorder="little"))
+    return int(allowed[token_id % len(allowed)])
+
+
 def generate_alone(
     prompt: Sequence[int],
     sampling: SamplingParams,
@@ -179,7 +187,8 @@ class NullRank(Rank):
             sequence = self.sequences[request_id]
             sequence.num_computed += num_new
             if sequence.num_computed == len(sequence.hashes):
-                sampled[request_id] = next_token(sequence.hashes[-1], self.vocab_size)
+                token = next_token(sequence.hashes[-1], self.vocab_size)
+                sampled[request_id] = masked_token(token, step.token_masks.get(request_id))
                 sequence.append(sampled[request_id])
         return ModelRunnerOutput(sampled=sampled)
 

@@ -16,6 +16,9 @@ from octavo.executor.rank_calls import RankStart, encode_start
 
 _PULSE = b"\x00"
 
+_STANDSTILL_S = 4.0
+"""Whoever waits for a rank looks at its pulse every second: after so long without a look, it was stopped itself."""
+
 
 class RankLink:
     """A started rank.
@@ -40,6 +43,7 @@ class RankLink:
         self._pulse.settimeout(0)
         self.calls = FrameSocket(ours)
         self._asked_at: float | None = None
+        self._looked_at = 0.0
         start = RankStart(config=config, global_rank=global_rank, local_rank=local_rank)
         self.send(framed(encode_start(start)))
 
@@ -70,6 +74,9 @@ class RankLink:
             pass
         except OSError:
             return 0.0
+        if self._asked_at is not None and now - self._looked_at > _STANDSTILL_S:
+            self._asked_at = now  # This process stood still, and the rank perhaps as long: Ctrl-Z stops both.
+        self._looked_at = now
         if self._asked_at is None:
             try:
                 self._pulse.send(_PULSE)

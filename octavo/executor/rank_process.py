@@ -17,6 +17,7 @@ from typing import Any
 from octavo.executor.frames import FrameSocket, framed
 from octavo.executor.rank_calls import decode_start
 from octavo.executor.rank_host import RankHost, find_rank_class
+from octavo.importing import collect_from_now, hurry, import_torch
 
 ORPHANED = 3
 """Exit code of a rank whose executor is gone."""
@@ -51,7 +52,18 @@ def main(arguments: list[str]) -> int:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     calls, pulse = (socket.socket(fileno=int(number)) for number in arguments[:2])
     threading.Thread(target=_beat, args=(pulse,), name="pulse", daemon=True).start()
-    return serve(FrameSocket(calls), find_rank_class(arguments[2]))
+    return serve(FrameSocket(calls), _import_rank(arguments[2]))
+
+
+def _import_rank(path: str) -> Any:
+    """The rank's class. Octavo's own is imported as a command's libraries are: this process has no other use."""
+    if not path.startswith("octavo."):
+        return find_rank_class(path)
+    with hurry():
+        import_torch()
+        found = find_rank_class(path)
+        collect_from_now()
+    return found
 
 
 if __name__ == "__main__":

@@ -93,8 +93,8 @@ class Scheduler:
         """Put `request` into the line. Raises as `check_request`."""
         self.check_request(request)
         self._num_added += 1
-        key = (self._class_of(request), self._shares.start_of(request), request.arrival, self._num_added)
-        entry = Entry(request, key)
+        start = self._shares.start_of(request)
+        entry = Entry(request, (self._class_of(request), start, request.arrival, self._num_added))
         if not self.forks.add(entry, self._entries):
             self._waiting.push(entry)
         self._entries[request.request_id] = entry

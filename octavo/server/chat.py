@@ -13,8 +13,11 @@ from octavo.engine.outputs import CompletionOutput, RequestOutput
 from octavo.server.answers import chat_logprobs
 from octavo.server.bodies import ChatBody, TokenizeBody
 from octavo.server.endpoint import Answer, Endpoint
+from octavo.server.failures import ServerError
+from octavo.server.output_forms import wanted_form
 from octavo.server.turn_parser import TurnParser, TurnPiece
 from octavo.server.turn_reading import TurnReading, turn_reading, with_loaded_arguments
+from octavo.structured_outputs import StructuredOutputsParams
 
 
 class Chats(Endpoint):
@@ -29,17 +32,32 @@ class Chats(Endpoint):
         reading = turn_reading(self.settings, tokenizer, body, prompt)
         if body.skip_special_tokens is None and reading.needs_special_tokens(tokenizer):
             body = body.model_copy(update={"skip_special_tokens": False})
-        more: dict[str, Any] = {}
-        if body.tool_choice not in (None, "none", "auto"):
-            more["structured_outputs"] = reading.forced_call(tokenizer, body.tool_choice)
+        form = self._form(body, reading)
         max_tokens = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
         num_top = body.top_logprobs if body.logprobs else None
         sampling = body.sampling(
-            self.settings, max_tokens=max_tokens, logprobs=(num_top or 0) if body.logprobs else None, **more
+            self.settings,
+            max_tokens=max_tokens,
+            logprobs=(num_top or 0) if body.logprobs else None,
+            structured_outputs=form,
         )
         prepared = await self.engine.prepare([prompt], sampling, priority=body.priority or 0, add_special_tokens=False)
         requests = self.salted(http, body, prepared)
         return await self.answer(http, body, ChatAnswer(self.gate.names[0], requests, body, reading))
+
+    def _form(self, body: ChatBody, reading: TurnReading) -> StructuredOutputsParams | None:
+        """The form that the answer must have. Raises `ServerError` (400) where it can have none."""
+        form = wanted_form(body.response_format, body.structured_outputs)
+        if body.tool_choice is not None and body.tool_choice not in ("none", "auto"):
+            form = reading.forced_call(self.engine.get_tokenizer(), body.tool_choice)
+        if form is not None and reading.has_begun_reasoning:
+            raise ServerError(
+                400,
+                "The prompt ends inside the model's reasoning, which can have no form. Turn reasoning off in "
+                "chat_template_kwargs (often enable_thinking), or send separate_reasoning: false.",
+                param="response_format",
+            )
+        return form
 
     def render(self, body: ChatBody | TokenizeBody) -> str:
         """The prompt that the chat template makes of the messages and tools. Raises `RequestError` where it cannot."""

@@ -28,7 +28,7 @@ ALLOWED: dict[str, set[str]] = {
     "attention": {"compiling", "kv", "errors"},
     "models": {"attention", "formats", "compiling", "importing", "kv", "config", "errors"},
     "worker": {"models", "attention", "compiling", "kv", "messages", "config", "errors"},
-    "executor": {"worker", "error_report", "kv", "messages", "config", "errors"},
+    "executor": {"worker", "error_report", "importing", "kv", "messages", "config", "errors"},
     "engine": {
         "error_report", "executor", "worker", "models", "attention", "sched", "cache", "formats", "compiling",
         "messages", "kv", "request", "structured_outputs", "config", "errors",

@@ -65,13 +65,20 @@ class Engine:
         self.core = EngineCore(config, on_stage=on_stage, executor=self.executor)
         self.news: dict[str, list[EngineCoreOutput]] = {}
 
-    def add(self, request_id: str, prompt: Any, max_tokens: int | None = 8, **fields: Any) -> None:
+    def add(
+        self,
+        request_id: str,
+        prompt: Any,
+        max_tokens: int | None = 8,
+        form: dict[str, Any] | None = None,
+        **fields: Any,
+    ) -> None:
         self.news[request_id] = []
         self.core.add_request(
             EngineCoreRequest(
                 request_id=request_id,
                 prompt_token_ids=list(prompt),
-                sampling=SamplingParams(max_tokens=max_tokens),
+                sampling=SamplingParams(max_tokens=max_tokens, structured_outputs=form),
                 **fields,
             )
         )

@@ -10,6 +10,7 @@ from collections.abc import Callable
 import pytest
 
 from octavo.errors import ExecutorError
+from octavo.executor import rank_link
 from octavo.executor.frames import framed
 from octavo.executor.rank_calls import decode_answer, encode_call
 from octavo.executor.rank_link import RankLink
@@ -40,6 +41,21 @@ def test_a_living_process_has_a_pulse_and_a_stopped_one_has_none() -> None:
         os.kill(link.pid, signal.SIGSTOP)
         assert _within(5, lambda: link.seconds_without_pulse() >= 0.3)
     finally:
+        link.end(grace_s=0)
+
+
+def test_who_stood_still_itself_asks_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    link = made()
+    try:
+        os.kill(link.pid, signal.SIGSTOP)
+        assert link.seconds_without_pulse() == 0
+        start = time.monotonic()
+        monkeypatch.setattr(rank_link.time, "monotonic", lambda: start + 60)
+        assert link.seconds_without_pulse() == 0
+        monkeypatch.setattr(rank_link.time, "monotonic", lambda: start + 62)
+        assert link.seconds_without_pulse() == pytest.approx(2)
+    finally:
+        monkeypatch.undo()
         link.end(grace_s=0)
 
 

@@ -182,3 +182,12 @@ def test_reasoning_is_split_off(server: RunningServer, caller: openai.OpenAI) ->
     assert "</think>" in str(caller.chat.completions.create(**asked).choices[0].message.content)
     body = {"messages": messages, "add_generation_prompt": False, "separate_reasoning": True}
     assert "reasoning" not in server.post(CHAT, **body).json()["choices"][0]["message"]
+
+
+def test_reasoning_that_has_begun_can_have_no_form(caller: openai.OpenAI) -> None:
+    messages: list[Any] = [{"role": "user", "content": "<think>"}]
+    asked: dict[str, Any] = {"model": "fake", "response_format": {"type": "json_object"}, "messages": messages}
+    template: dict[str, Any] = {"add_generation_prompt": False}
+    with pytest.raises(openai.BadRequestError, match="inside the model's reasoning"):
+        caller.chat.completions.create(**asked, extra_body=template)
+    caller.chat.completions.create(**asked, extra_body={**template, "separate_reasoning": False})
