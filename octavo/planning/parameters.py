@@ -18,7 +18,11 @@ import msgspec
 from octavo.config import DTYPE_BYTES
 from octavo.errors import UnsupportedModelError
 from octavo.formats.config_fields import ConfigFields, config_table
-from octavo.formats.layer_types import CHUNKED, FULL, SLIDING, layer_types
+from octavo.formats.layer_types import layer_types
+from octavo.planning.layer_rules import layer_kinds
+
+OUTSIDE = "outside"
+"""Where tensors are that belong to no layer."""
 
 
 class WeightTensor(NamedTuple):
@@ -29,53 +33,96 @@ class WeightTensor(NamedTuple):
     num_bytes: int
 
 
-class WeightShapes(msgspec.Struct, frozen=True, kw_only=True):
+class Switch(msgspec.Struct, frozen=True, kw_only=True):
+    """What a field changes that turns tensors on and off, where it is true (`on`) or false or absent (not `on`)."""
+
+    on: bool
+    removed: dict[str, tuple[str, ...]] = {}
+    """Kind of a layer, or `OUTSIDE` -> names."""
+    added: dict[str, dict[str, tuple[str, ...]]] = {}
+
+
+class WeightShapes(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The tensors of one model type. A shape is a list of expressions such as `num_attention_heads*head_dim`."""
 
     fields: dict[str, Any]
-    """The fields that the expressions name, with their defaults; None where the config must give them."""
+    """The fields that the expressions name, with their defaults; None where the config must give them, and an
+    expression where the class makes them of others."""
     names: dict[str, str] = {}
     """Usual name of a field -> this type's name for it."""
     rule: str = "none"
-    """Which layers have experts: a key of `EXPERT_RULES`."""
+    """Which layers are different: a key of `LAYER_RULES`."""
+    has_windows_apart: bool = False
+    """Whether windowed layers have tensors of other shapes than full ones."""
     outside: dict[str, tuple[str, ...]]
     """Tensors outside the layers."""
     layers: dict[str, dict[str, tuple[str, ...]]]
     """Kind of a layer -> its tensors, `{}` in their names standing for its number."""
-    tied: bool
-    """Whether the head is the embedding where the config is silent."""
+    switches: dict[str, Switch] = {}
+    """By field."""
+    pins: dict[str, Any] = {}
+    """Fields of which this one value alone can be counted; `=hidden_size` is that field's."""
+    needed: tuple[str, ...] = ()
+    """Fields that tell layers apart, and that the class fills in its own way where the config is silent."""
+    conflicts: tuple[tuple[str, str], ...] = ()
+    """Pairs of switches that cannot be counted together."""
+
+    def by_part(self) -> dict[str, dict[str, tuple[str, ...]]]:
+        """The tensors of every kind of layer, and those outside."""
+        return {OUTSIDE: self.outside, **self.layers}
 
 
-def layer_kinds(values: Mapping[str, Any], types: list[str], rule: str) -> list[str]:
-    """The key in `WeightShapes.layers` of each layer: its type (windows and chunks as full), and if it has experts."""
-    has_experts = EXPERT_RULES[rule]
-    plain = [FULL if kind in (SLIDING, CHUNKED) else kind for kind in types]
-    return [f"{kind}{'+experts' if has_experts(values, index) else ''}" for index, kind in enumerate(plain)]
+class Derived(NamedTuple):
+    """A number that code computes from fields."""
+
+    fields: tuple[str, ...]
+    value: Callable[[Mapping[str, Any]], int]
 
 
-def _by_first_dense(values: Mapping[str, Any], index: int) -> bool:
-    return index >= int(values.get("first_k_dense_replace") or 0)
+def _rank(values: Mapping[str, Any], name: str) -> int:
+    given = values.get(name)
+    return given if isinstance(given, int) else math.ceil(values["hidden_size"] / 16)
 
 
-def _by_sparse_step(values: Mapping[str, Any], index: int) -> bool:
-    step = int(values.get("decoder_sparse_step") or 1)
-    return index not in (values.get("mlp_only_layers") or ()) and (index + 1) % step == 0
-
-
-def _by_types(values: Mapping[str, Any], index: int) -> bool:
-    listed = values.get("mlp_layer_types") or ()
-    return index < len(listed) and listed[index] == "sparse"
-
-
-EXPERT_RULES: dict[str, Callable[[Mapping[str, Any], int], bool]] = {
-    "none": lambda values, index: False,
-    "first_dense": _by_first_dense,
-    "sparse_step": _by_sparse_step,
-    "types": _by_types,
+DERIVED: dict[str, Derived] = {
+    "mamba_inner": Derived(("mamba_expand", "hidden_size"), lambda of: of["mamba_expand"] * of["hidden_size"]),
+    "mamba_mixed": Derived(
+        ("mamba_inner", "mamba_n_groups", "mamba_d_state"),
+        lambda of: of["mamba_inner"] + 2 * of["mamba_n_groups"] * of["mamba_d_state"],
+    ),
+    "mamba_projected": Derived(
+        ("mamba_inner", "mamba_mixed", "mamba_n_heads"),
+        lambda of: of["mamba_inner"] + of["mamba_mixed"] + of["mamba_n_heads"],
+    ),
+    "ssm_mixed": Derived(
+        ("mamba_d_ssm", "mamba_n_groups", "mamba_d_state"),
+        lambda of: of["mamba_d_ssm"] + 2 * of["mamba_n_groups"] * of["mamba_d_state"],
+    ),
+    "ssm_projected": Derived(
+        ("mamba_d_ssm", "ssm_mixed", "mamba_n_heads"),
+        lambda of: of["mamba_d_ssm"] + of["ssm_mixed"] + of["mamba_n_heads"],
+    ),
+    "mamba_step_rank": Derived(("hidden_size", "mamba_dt_rank"), lambda of: _rank(of, "mamba_dt_rank")),
+    "inner": Derived(("expand", "hidden_size"), lambda of: of["expand"] * of["hidden_size"]),
+    "mixed": Derived(
+        ("inner", "n_groups", "state_size"), lambda of: of["inner"] + 2 * of["n_groups"] * of["state_size"]
+    ),
+    "projected": Derived(("inner", "mixed", "num_heads"), lambda of: of["inner"] + of["mixed"] + of["num_heads"]),
+    "step_rank": Derived(("hidden_size", "time_step_rank"), lambda of: _rank(of, "time_step_rank")),
+    "half_intermediate_size": Derived(("intermediate_size",), lambda of: of["intermediate_size"] // 2),
 }
-"""By what a config tells which layers have experts."""
+"""By names that formulas use; each may use those before it."""
 
-RULE_FIELDS = ("first_k_dense_replace", "decoder_sparse_step", "mlp_only_layers", "mlp_layer_types")
+
+def derive(values: Mapping[str, Any]) -> dict[str, Any]:
+    """`values` with what follows from them, as far as the fields for it are numbers."""
+    made = dict(values)
+    for name, derived in DERIVED.items():
+        try:
+            made[name] = derived.value(made)
+        except (KeyError, TypeError):
+            continue
+    return made
 
 
 @cache
@@ -90,39 +137,85 @@ def count_tensors(config: Mapping[str, Any], dtype: str) -> list[WeightTensor] |
 
     Of a composite config those of the text part.
     """
-    part, model_type = text_part(config)
+    part, model_type = counted_part(config)
     shapes = shapes_table().get(model_type)
-    if shapes is None or _obstacle(config) is not None:
+    if shapes is None or _obstacle(config, shapes) is not None:
         return None
-    values = field_values(part, shapes)
     try:
-        types = layer_types(ConfigFields(part, model_type, config_table()[model_type]))
-        kinds = layer_kinds(values, types, shapes.rule)
-        named = [(name, shape) for name, shape in shapes.outside.items()]
-        named += [
-            (name.format(index), shape)
-            for index, kind in enumerate(kinds)
-            for name, shape in shapes.layers[kind].items()
-        ]
-        is_tied = values.get("tie_word_embeddings")
-        if shapes.tied if is_tied is None else is_tied:
-            named = [(name, shape) for name, shape in named if not name.startswith("lm_head.")]
-        return [_tensor(name, shape, values, dtype) for name, shape in named]
+        return count_with(shapes, part, model_type, dtype)
     except (KeyError, TypeError, ValueError, UnsupportedModelError):
         return None
 
 
+def count_with(shapes: WeightShapes, part: Mapping[str, Any], model_type: str, dtype: str) -> list[WeightTensor]:
+    """The tensors by these formulas. Raises what a config with impossible fields makes of them."""
+    values = field_values(part, shapes)
+    types = layer_types(ConfigFields(part, model_type, config_table()[model_type]))
+    kinds = layer_kinds(values, types, shapes.rule, has_windows_apart=shapes.has_windows_apart)
+    parts = {kind: dict(tensors) for kind, tensors in shapes.by_part().items()}
+    for field, switch in shapes.switches.items():
+        if bool(_own_value(part, shapes, field)) == switch.on:
+            _apply(switch, parts)
+    named = [(name, shape) for name, shape in parts[OUTSIDE].items()]
+    named += [(name.format(index), shape) for index, kind in enumerate(kinds) for name, shape in parts[kind].items()]
+    return [_tensor(name, shape, values, dtype) for name, shape in named]
+
+
+def _apply(switch: Switch, parts: dict[str, dict[str, tuple[str, ...]]]) -> None:
+    for kind, names in switch.removed.items():
+        for name in names:
+            parts[kind].pop(name, None)
+    for kind, tensors in switch.added.items():
+        parts[kind].update(tensors)
+
+
+def _own_value(part: Mapping[str, Any], shapes: WeightShapes, field: str) -> Any:
+    """The config's, by either name, or the type's default."""
+    default = shapes.fields.get(field)
+    for name in (shapes.names.get(field, field), field):
+        if name in part and not (part[name] is None and isinstance(default, bool)):
+            return part[name]
+    return default
+
+
 def why_uncounted(config: Mapping[str, Any]) -> str:
     """Why `count_tensors` has no answer, as a part of a sentence."""
-    obstacle = _obstacle(config)
+    part, model_type = counted_part(config)
+    shapes = shapes_table().get(model_type)
+    obstacle = _obstacle(config, shapes)
     if obstacle is not None:
         return obstacle
-    return f"those of a {text_part(config)[1]} model cannot be counted from this config"
+    if shapes is None:
+        return f"those of a {model_type} model cannot be counted from its config"
+    try:
+        count_with(shapes, part, model_type, "float32")
+    except KeyError as error:
+        return f"those of {error.args[0]} layers of a {model_type} model cannot be counted"
+    except UnsupportedModelError as error:
+        return f"its {error.numbers['field']} does not tell the layers"
+    except (TypeError, ValueError) as error:
+        return f"its fields give no sizes: {error}"
+    return "they are not in its config"
 
 
-def _obstacle(config: Mapping[str, Any]) -> str | None:
-    if config.get("quantization_config") or text_part(config)[0].get("quantization_config"):
+def _obstacle(config: Mapping[str, Any], shapes: WeightShapes | None) -> str | None:
+    part, _ = counted_part(config)
+    if config.get("quantization_config") or part.get("quantization_config"):
         return "its quantization_config says they are packed, and not how large that is"
+    if shapes is None:
+        return None
+    for field in shapes.needed:
+        if part.get(field) is None:
+            return f"it does not state {field}"
+    for field, pinned in shapes.pins.items():
+        if isinstance(pinned, str) and pinned.startswith("="):
+            pinned = _own_value(part, shapes, pinned[1:])
+        value = part.get(field, pinned)
+        if value != pinned:
+            return f"its {field} is {value!r:.40}, and they can be counted only where it is {pinned!r:.40}"
+    for first, second in shapes.conflicts:
+        if all(bool(_own_value(part, shapes, field)) == shapes.switches[field].on for field in (first, second)):
+            return f"its {first} and {second} together change them in a way that is not known"
     return None
 
 
@@ -139,6 +232,13 @@ def text_part(config: Mapping[str, Any]) -> tuple[Mapping[str, Any], str]:
     return part, str(part.get("model_type", text_type))
 
 
+def counted_part(config: Mapping[str, Any]) -> tuple[Mapping[str, Any], str]:
+    """As `text_part`; whether the head is tied is said by the whole, where it says so."""
+    part, model_type = text_part(config)
+    tied = config.get("tie_word_embeddings")
+    return (part if tied is None else {**part, "tie_word_embeddings": tied}), model_type
+
+
 def field_values(part: Mapping[str, Any], shapes: WeightShapes) -> dict[str, Any]:
     """The fields that the expressions name: the config's own, or the type's defaults."""
     values: dict[str, Any] = {}
@@ -146,11 +246,21 @@ def field_values(part: Mapping[str, Any], shapes: WeightShapes) -> dict[str, Any
         own = shapes.names.get(field, field)
         value = part.get(own, part.get(field))
         values[field] = default if value is None else value
-    if values.get("num_key_value_heads") is None:
-        values["num_key_value_heads"] = values.get("num_attention_heads")
-    if values.get("head_dim") is None and values.get("num_attention_heads"):
-        values["head_dim"] = values["hidden_size"] // values["num_attention_heads"]
-    return values
+    made = field_defaults({field: value for field, value in values.items() if not isinstance(value, str)})
+    for field, value in values.items():
+        if isinstance(value, str) and isinstance(shapes.fields[field], str):
+            made[field] = evaluate(value, made)
+    return derive(made)
+
+
+def field_defaults(values: Mapping[str, Any]) -> dict[str, Any]:
+    """`values` with what classes make of absent ones, and what follows from them."""
+    made = dict(values)
+    if made.get("num_key_value_heads") is None:
+        made["num_key_value_heads"] = made.get("num_attention_heads")
+    if made.get("head_dim") is None and made.get("num_attention_heads"):
+        made["head_dim"] = made["hidden_size"] // made["num_attention_heads"]
+    return derive(made)
 
 
 def evaluate(expression: str, values: Mapping[str, Any]) -> int:
