@@ -36,6 +36,7 @@ from octavo.models.modules.coded_tensor import expand_used
 from octavo.models.modules.fused_attention import Heads
 from octavo.models.modules.replacement import replace_modules
 from octavo.models.modules.weights import bytes_by_format
+from octavo.models.parallel.rank_modules import each_rank_alone, is_divided
 from octavo.models.plain_head import plain_head
 from octavo.models.stage import Stage
 from octavo.models.stage_parts import Border
@@ -204,17 +205,14 @@ def adapt_model(
             latent_layers = [index for index, layer in enumerate(model_config.layers) if layer.kind == "mla"]
             calls, projections = with_latents(probe.calls, latent_layers)
             _check_layers(calls, model_config, max_model_len)
-            heads = {
-                call.module: Heads(call.num_heads, call.num_kv_heads, call.head_size, call.value_size)
-                for call in calls
-                if call.shares_with is None
-            }
+            heads = _heads(calls)
             linears = [call for call in probe.seen.linears if call.linear.weight is not None]
-            replaced = replace_modules(model, probe.seen._replace(linears=linears), heads)
+            with each_rank_alone(model):
+                replaced = replace_modules(model, probe.seen._replace(linears=linears), heads)
             expand_used(model)
             with (recorder := DecoderRecorder(model.get_submodule(probe.base_path), stage)).watch():
                 probe.check_independence()
-            decoder = recorder.decoder()
+            decoder = None if is_divided(model) else recorder.decoder()
         states = bind_mixers(mixers, model_config, block_size=block_size, dtype=kv_cache_dtype)
     layers: dict[str, AttentionLayer] = {}
     for call in sorted(calls, key=lambda call: call.layer_index):
@@ -278,6 +276,15 @@ def _few_threads(model: Any) -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(num_threads)
+
+
+def _heads(calls: list[AttentionCall]) -> dict[nn.Module, Heads]:
+    """What each attention module that makes keys of its own makes of a row."""
+    return {
+        call.module: Heads(call.num_heads, call.num_kv_heads, call.head_size, call.value_size)
+        for call in calls
+        if call.shares_with is None
+    }
 
 
 def _attention_layer(

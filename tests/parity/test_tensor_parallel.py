@@ -73,10 +73,10 @@ def sum_of_block(config: Any) -> int:
 @pytest.mark.long
 @pytest.mark.parametrize("size", [2, 4])
 def test_a_pool_that_holds_one_request_preempts_and_changes_nothing(toy: Toy, size: int, no_traces: None) -> None:
-    options = {"block_size": 2, "max_model_len": 96, "enable_prefix_caching": False}
+    options = {"block_size": 2, "max_model_len": 83, "enable_prefix_caching": False}
     blocks = toy.smallest_pool(**options)
-    order = list(range(len(toy.prompts)))
-    with toy.llm(tensor_parallel_size=size, num_blocks_override=blocks + 4, **options) as llm:
+    order = [0] * 16 + list(range(len(toy.prompts)))  # short ones, which all begin at once and then grow
+    with toy.llm(tensor_parallel_size=size, num_blocks_override=blocks, **options) as llm:
         toy.check(llm, order)
         assert llm.stats().num_preemptions > 0
 

@@ -20,6 +20,7 @@ from octavo.models.modules.gated_mlp import faster_mlp
 from octavo.models.modules.linear import FusedInput, FusedLinear, PackedLinear
 from octavo.models.modules.rms_norm import RMSNormKinds
 from octavo.models.modules.weights import Weight, is_coded, is_plain_linear
+from octavo.models.parallel.rank_modules import RowParallelLinear
 
 
 class LinearCall(NamedTuple):
@@ -95,7 +96,11 @@ def replace_modules(model: Any, seen: SeenCalls, heads: Mapping[nn.Module, Heads
     for run in _runs_of_one_input(seen.linears):
         joint = _join(model, run)
         weights.append(joint.weight)
-        by_parent.setdefault(_parent(run[0].path), []).append(joint)
+        owner = _parent(run[0].path)
+        if isinstance(model.get_submodule(owner), RowParallelLinear):
+            joint = joint._replace(modules=[model.get_submodule(owner)])
+            owner = _parent(owner)
+        by_parent.setdefault(owner, []).append(joint)
     modules: dict[nn.Module, nn.Module] = {}
     for path, joints in by_parent.items():
         module = model.get_submodule(path)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -31,7 +33,8 @@ class RowParallelLinear(nn.Module):
 
     def forward(self, rows: torch.Tensor) -> torch.Tensor:
         partial: torch.Tensor = self.linear(rows)
-        return self.__dict__["_peers"].all_reduce(partial.contiguous())  # type: ignore[no-any-return]
+        peers: Peers | None = self.__dict__["_peers"]
+        return partial if peers is None else peers.all_reduce(partial.contiguous())
 
 
 class GatheredLinear(nn.Module):
@@ -106,6 +109,25 @@ class GatheredModule(nn.Module):
         parts = torch.cat(self.__dict__["_peers"].all_gather(part.contiguous()), dim=-1)
         whole: torch.Tensor = self.module(parts.index_select(-1, self.sources))
         return whole.index_select(-1, self.own)
+
+
+def is_divided(model: nn.Module) -> bool:
+    """Whether any module of `model` adds up what ranks have parts of: a program has no place for that."""
+    return any(isinstance(module, RowParallelLinear) for module in model.modules())
+
+
+@contextmanager
+def each_rank_alone(model: nn.Module) -> Iterator[None]:
+    """Inside this no linear layer of `model` adds up: a rank may compare modules without the others doing the same."""
+    layers = [module for module in model.modules() if isinstance(module, RowParallelLinear)]
+    peers = [layer.__dict__["_peers"] for layer in layers]
+    for layer in layers:
+        layer.__dict__["_peers"] = None
+    try:
+        yield
+    finally:
+        for layer, own in zip(layers, peers, strict=True):
+            layer.__dict__["_peers"] = own
 
 
 def add_up_results(module: nn.Module, peers: Peers) -> None:

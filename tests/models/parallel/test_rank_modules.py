@@ -14,6 +14,8 @@ from octavo.models.parallel.rank_modules import (
     RowParallelLinear,
     VocabularyEmbedding,
     add_up_results,
+    each_rank_alone,
+    is_divided,
 )
 from octavo.models.peers import Peers
 from tests.models.test_peers import make_peers
@@ -112,3 +114,19 @@ def test_results_are_added_up_also_where_they_are_a_tuple() -> None:
         return found + alone(torch.ones(2))
 
     assert [found.tolist() for found in on_each(act)] == [[8.0, 8.0]] * 2
+
+
+@torch.no_grad()
+def test_a_rank_alone_asks_nobody_and_afterwards_it_does_again() -> None:
+    def act(peers: Peers) -> torch.Tensor:
+        model = nn.Sequential(RowParallelLinear(nn.Linear(4, 2), peers))
+        assert is_divided(model) and not is_divided(nn.Linear(4, 2))
+        rows = torch.ones(1, 4)
+        with torch.no_grad():
+            if peers.index == 0:
+                with each_rank_alone(model):
+                    assert torch.equal(model(rows), model[0].linear(rows))
+            return model(rows)
+
+    first, second = on_each(act)
+    assert torch.equal(first, second)
