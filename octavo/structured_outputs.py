@@ -97,7 +97,7 @@ def _schema_text(value: Any) -> str:
         parsed = json.loads(_text(value), parse_constant=_refuse_constant) if isinstance(value, str) else value
         if not isinstance(parsed, Mapping | bool):
             raise TypeError
-        return value if isinstance(value, str) else json.dumps(parsed, ensure_ascii=False, allow_nan=False)
+        return value if isinstance(value, str) else _text(json.dumps(parsed, ensure_ascii=False, allow_nan=False))
     except RecursionError:
         raise ValueError from None
 

@@ -37,6 +37,7 @@ def deep(levels: int) -> Any:
         ({"json": '{"const": NaN}'}, "a JSON schema"),
         ({"json": {"const": float("nan")}}, "a JSON schema"),
         ({"json": {"const": object()}}, "a JSON schema"),
+        ({"json": {"const": "\ud800"}}, "a JSON schema"),
         ({"json": deep(100_000)}, "a JSON schema"),
         ({"regex": ""}, "not empty"),
         ({"regex": 3}, "a text"),
