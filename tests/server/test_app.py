@@ -38,6 +38,7 @@ def test_texts_become_tokens_and_back(server: RunningServer) -> None:
     assert server.post("/detokenize", tokens=chat["tokens"]).json() == {"prompt": "<user>x<assistant>"}
     both = {"prompt": "a", "messages": [{"role": "user", "content": "x"}]}
     assert server.post("/tokenize").status_code == server.post("/tokenize", **both).status_code == 400
+    assert server.post("/tokenize", messages=[]).status_code == 400
     headers = {"content-type": "application/json"}
     half = server.http.post("/tokenize", content=b'{"prompt": "\\ud800"}', headers=headers)
     assert "surrogate" in half.json()["error"]["message"]
