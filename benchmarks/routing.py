@@ -30,9 +30,8 @@ from typing import Any, NamedTuple
 
 from octavo.cache.kv_cache_manager import KVCacheManager
 from octavo.config import SchedulerConfig
-from octavo.engine import router as router_module
 from octavo.engine.prefix_view import PrefixChain
-from octavo.engine.router import PrefixRouter, RouterLimits
+from octavo.engine.router import TOLERANCE, PrefixRouter, RouterLimits
 from octavo.kv.specs import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec
 from octavo.messages import EngineCoreRequest, ModelRunnerOutput, SchedulerOutput
 from octavo.request import Request, SamplingParams
@@ -72,8 +71,8 @@ class Costs(NamedTuple):
 class RoundRobin(PrefixRouter):
     """Each in turn."""
 
-    def __init__(self, num_replicas: int, limits: RouterLimits) -> None:
-        super().__init__(num_replicas, limits)
+    def __init__(self, num_replicas: int, limits: RouterLimits, *, tolerance: float = TOLERANCE) -> None:
+        super().__init__(num_replicas, limits, tolerance=tolerance)
         self._turns = itertools.count()
 
     def choose(self, chain: PrefixChain, replicas: Sequence[int]) -> int:
@@ -168,6 +167,7 @@ class Setting(NamedTuple):
     pool_tokens: int
     scheduler: SchedulerConfig
     costs: Costs
+    tolerance: float = TOLERANCE
 
     def all_in_one(self) -> Setting:
         """One engine with the memory and the speed of all."""
@@ -190,7 +190,7 @@ class Simulation:
             capacity_tokens=setting.pool_tokens,
             step_tokens=setting.scheduler.max_num_batched_tokens,
         )
-        self._router = POLICIES[policy](setting.num_replicas, limits)
+        self._router = POLICIES[policy](setting.num_replicas, limits, tolerance=setting.tolerance)
         self._alive = range(setting.num_replicas)
         self._replicas = [
             Replica(setting.pool_tokens, setting.scheduler, setting.costs, max_model_len) for _ in self._alive
@@ -296,10 +296,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--step-ms", type=float, default=10.0)
     parser.add_argument("--token-us", type=float, default=80.0)
     parser.add_argument("--policies", nargs="+", choices=POLICIES, default=list(POLICIES))
-    parser.add_argument("--tolerance", type=float, default=router_module.TOLERANCE)
+    parser.add_argument("--tolerance", type=float, default=TOLERANCE)
     parser.add_argument("--json", action="store_true")
     asked = parser.parse_args(arguments)
-    router_module.TOLERANCE = asked.tolerance
     try:
         trace = read_trace(asked.trace, asked.requests)
     except (OSError, ValueError) as error:
@@ -310,6 +309,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         asked.pool_tokens,
         SchedulerConfig(max_num_batched_tokens=asked.max_num_batched_tokens, max_num_seqs=asked.max_num_seqs),
         Costs(asked.step_ms / 1e3, asked.token_us / 1e6),
+        asked.tolerance,
     )
     longest = max(line.prompt_tokens + line.output_tokens for line in trace)
     outcomes = [Simulation(policy, setting, longest + 1).run(trace) for policy in asked.policies]

@@ -13,6 +13,7 @@ from octavo.config import EngineConfig, ModelSource
 from octavo.messages import (
     AbortRequests,
     AddRequests,
+    AskMemory,
     CachedRequests,
     CoreFailed,
     CoreReady,
@@ -21,6 +22,8 @@ from octavo.messages import (
     EngineCoreRequest,
     ErrorReport,
     FromCore,
+    MemoryReport,
+    MemoryTold,
     ModelRunnerOutput,
     NewRequestData,
     PrefixCacheReset,
@@ -91,6 +94,7 @@ _TO_CORE: list[ToCore] = [
     AddRequests(requests=[_SAMPLES[0]]),
     AbortRequests(request_ids=["a"]),
     ResetPrefixCache(number=3),
+    AskMemory(number=4),
     StopCore(),
 ]
 _FROM_CORE: list[FromCore] = [
@@ -99,6 +103,12 @@ _FROM_CORE: list[FromCore] = [
     CoreFailed(error=ErrorReport(kind="PlanError", fact="x", numbers={"needed_bytes": 2**40})),
     RequestRefused(request_id="a", error=ErrorReport(kind="RequestError", fact="x", parameter="n")),
     PrefixCacheReset(number=3, is_done=True),
+    MemoryTold(
+        number=4,
+        reports=[
+            MemoryReport(num_blocks=9, num_views=2, num_storages=1, storage_bytes=2**33, resident_bytes=0, rank=1)
+        ],
+    ),
     _SAMPLES[3],
 ]
 

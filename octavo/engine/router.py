@@ -77,10 +77,14 @@ class PrefixRouter:
 
     Owns: a view of each replica's cache, the replica of each unfinished request, the loads.
     Never: asks a replica, or holds more than a replica's cache in digests of each.
+
+    Parameters:
+        tolerance: how much more than the mean a replica may have to do for the sake of a cached prefix.
     """
 
-    def __init__(self, num_replicas: int, limits: RouterLimits) -> None:
+    def __init__(self, num_replicas: int, limits: RouterLimits, *, tolerance: float = TOLERANCE) -> None:
         self._limits = limits
+        self._tolerance = tolerance
         self._views = [PrefixView(limits.capacity) for _ in range(num_replicas)]
         self._requests: dict[str, _Routed] = {}
         self._parents: OrderedDict[str, int] = OrderedDict()
@@ -111,7 +115,7 @@ class PrefixRouter:
     def choose(self, chain: PrefixChain, replicas: Sequence[int]) -> int:
         """The best of `replicas` for a sequence, by the rule above."""
         mean = (sum(self.loads[replica] for replica in replicas) + chain.num_tokens) / len(replicas)
-        most = (1 + TOLERANCE) * mean + self._limits.slack_tokens
+        most = (1 + self._tolerance) * mean + self._limits.slack_tokens
         least = min(self.loads[replica] for replica in replicas)
         able = [
             replica

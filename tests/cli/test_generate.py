@@ -47,7 +47,8 @@ def test_flags_are_read_with_their_units(monkeypatch: pytest.MonkeyPatch, given:
     )
     assert run_octavo(monkeypatch, ["generate", *arguments.split()]).code == 0
     expected = {
-        "prompts": ["x", "y"], "model": "m", "kv_memory": 2**30, "max_model_len": 4096, "max_num_batched_tokens": 2000,
+        "prompts": ["x", "y"], "model": "m", "kv_memory": (2**30,), "max_model_len": 4096,
+        "max_num_batched_tokens": 2000,
         "max_num_seqs": 8, "block_size": 32, "dtype": "float32", "enable_prefix_caching": False, "temperature": 0.5,
         "top_k": 5, "top_p": 0.9, "min_p": 0.1, "repetition_penalty": 1.1, "presence_penalty": 0.2,
         "frequency_penalty": 0.3, "seed": 7, "stop": ["a", "b"], "max_tokens": 1000, "n": 2, "stop_token_ids": [5],
@@ -61,7 +62,7 @@ def test_the_names_of_vllm_work(monkeypatch: pytest.MonkeyPatch, given: dict[str
         "--kv-cache-memory-bytes 1000 --gpu-memory-utilization 0.25 --num-gpu-blocks-override 9 --max-model-len -1"
     )
     assert run_octavo(monkeypatch, ["generate", *arguments.split(), "x"]).code == 0
-    assert (given["kv_memory"], given["memory_utilization"]) == (1000, 0.25)
+    assert (given["kv_memory"], given["memory_utilization"]) == ((1000,), 0.25)
     assert (given["num_blocks_override"], given["max_model_len"]) == (9, -1)
 
 

@@ -85,7 +85,10 @@ def test_start_up_parses_the_header_once(tmp_path: Path, monkeypatch: pytest.Mon
     }  # fmt: skip
     path = build.write(tmp_path / "m.gguf", build.gguf(metadata, {"token_embd.weight": ("F32", (3, 8), bytes(96))}))
     parsed = count_parses(monkeypatch)
-    files = locate(ModelSource(model=str(path)), Environment(cache_dir=tmp_path, attention_backend="", num_threads=0))
+    files = locate(
+        ModelSource(model=str(path)),
+        Environment(cache_dir=tmp_path, attention_backend="", ray_address="", num_threads=0),
+    )
     load_model_config(files)
     read_hf_config(files)
     load_tokenizer(files)

@@ -22,7 +22,7 @@ GGUF = build.gguf({"general.architecture": "llama"})
 
 @pytest.fixture
 def environment(tmp_path: Path) -> Environment:
-    return Environment(cache_dir=tmp_path / "cache", attention_backend="", num_threads=0)
+    return Environment(cache_dir=tmp_path / "cache", attention_backend="", ray_address="", num_threads=0)
 
 
 @pytest.fixture
