@@ -67,6 +67,7 @@ def offline(
     data_parallel_size: flags.DataParallelSize = 1,
     pipeline_parallel_size: flags.PipelineParallelSize = 1,
     pipeline_layers: flags.PipelineLayers = None,
+    distributed_executor_backend: flags.ExecutorBackend = None,
     kv_memory: flags.KVMemory = None,
     memory_utilization: flags.MemoryUtilization = None,
     block_size: flags.BlockSize = None,

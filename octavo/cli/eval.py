@@ -76,6 +76,7 @@ def perplexity(
     data_parallel_size: flags.DataParallelSize = 1,
     pipeline_parallel_size: flags.PipelineParallelSize = 1,
     pipeline_layers: flags.PipelineLayers = None,
+    distributed_executor_backend: flags.ExecutorBackend = None,
     kv_memory: flags.KVMemory = None,
     memory_utilization: flags.MemoryUtilization = None,
     block_size: flags.BlockSize = None,

@@ -112,6 +112,16 @@ PipelineLayers = Annotated[
         rich_help_panel=_MODEL,
     ),
 ]
+ExecutorBackend = Annotated[
+    str | None,
+    typer.Option(
+        "--distributed-executor-backend",
+        help="Where ranks live: mp (processes of this machine), ray (a cluster, at RAY_ADDRESS), or inproc (here). By "
+        "default mp for several, inproc for one.",
+        rich_help_panel=_MODEL,
+        metavar="NAME",
+    ),
+]
 DataParallelSize = Annotated[
     int,
     typer.Option(

@@ -30,7 +30,7 @@ def find_executor(name: str) -> type[Executor]:
     module_name, _, class_name = path.partition(":")
     if not class_name:
         raise ConfigError(
-            f"--executor is {name!r}.",
+            f"--distributed-executor-backend is {name!r}.",
             remedy="It must be auto, one of " + ", ".join(EXECUTORS) + ", or the module:Class of another executor.",
         )
     try:

@@ -101,6 +101,7 @@ def test_a_token_id_out_of_range_is_named(monkeypatch: pytest.MonkeyPatch, folde
         (["--kv-cache-dtype", "int8"], r"--kv-cache-dtype is int8\. It must be one of "),
         (["--device", "tpu"], r"--device is 'tpu'\. It must be "),
         (["--tensor-parallel-size", "7"], r"7"),
+        (["--distributed-executor-backend", "no"], r"--distributed-executor-backend is 'no'\. It must be "),
         (["--kv-memory", "4MiB", "--stop-token-id", "99999"], r"99999 in stop_token_ids"),
         (
             ["--kv-memory", "4MiB", "--json", "--logprobs", "1000"],

@@ -36,7 +36,7 @@ def test_an_executor_from_elsewhere_is_named_by_module_and_class() -> None:
 def test_an_unknown_name() -> None:
     with pytest.raises(ConfigError) as caught:
         create_executor(named("imaginary"))
-    assert caught.value.fact == "--executor is 'imaginary'."
+    assert caught.value.fact == "--distributed-executor-backend is 'imaginary'."
     assert all(name in caught.value.remedy for name in EXECUTORS)
 
 
