@@ -29,7 +29,8 @@ def report_of(error: BaseException, *, doing: str, remedy: str = "") -> ErrorRep
     message begins with `doing`, e.g. `Rank 1 failed in warm_up`, and ends with `remedy`."""
     if not isinstance(error, OctavoError):
         fact = f"{doing}: {type(error).__name__}: {error}"
-        return ErrorReport(kind=ExecutorError.__name__, fact=f"{fact}." if remedy else fact, remedy=remedy)
+        fact = f"{fact.rstrip('.')}." if remedy else fact
+        return ErrorReport(kind=ExecutorError.__name__, fact=fact, remedy=remedy)
     return ErrorReport(
         kind=type(error).__name__,
         fact=error.fact,

@@ -15,6 +15,7 @@
     ├── ExecutorError              a rank failed, died or hung
     └── EngineDeadError            the process of the engine core has ended
     InvariantError                 a bug in Octavo: internal state contradicts itself
+    └── StuckError                 requests wait, and none of them can run
 
 Each error carries the fact (with its numbers) and the remedy; `str(error)` is one sentence for each.
 """
@@ -109,3 +110,16 @@ class EngineDeadError(OctavoError):
 
 class InvariantError(RuntimeError):
     """A bug in Octavo: internal state contradicts itself. Never a user's mistake."""
+
+
+class StuckError(InvariantError):
+    """Requests wait and none of them can run, which must never be.
+
+    Parameters:
+        fact: how many wait, what is free, and who is first, as one sentence.
+        state: a `messages.CoreState`.
+    """
+
+    def __init__(self, fact: str, state: Any) -> None:
+        super().__init__(fact)
+        self.state = state

@@ -148,7 +148,8 @@ class SchedulerStats(msgspec.Struct, frozen=True, kw_only=True):
     prefix_query_tokens: int
     prefix_hit_tokens: int
     num_parked: int = 0
-    """Of those that wait: the ones whose prompt another request is computing for them."""
+    """Of those that wait: the ones whose prompt another request is computing for them, or whose grammar is being
+    compiled."""
 
     @classmethod
     def total(cls, stats: Iterable[SchedulerStats]) -> SchedulerStats:
@@ -172,6 +173,48 @@ class EngineCoreOutputs(msgspec.Struct, frozen=True, kw_only=True, tag="outputs"
     """Seconds that the step took, where the core is a process of its own."""
     engine: int = 0
     """Number of the core among data-parallel ones."""
+
+
+class RequestState(msgspec.Struct, frozen=True, kw_only=True):
+    """Where one unfinished request stands, for people who look into a core."""
+
+    request_id: str
+    num_prompt_tokens: int
+    num_output_tokens: int
+    num_computed_tokens: int
+    num_preemptions: int
+    num_blocks: int
+    """Blocks in its tables."""
+    num_wanted_blocks: int
+    """Most blocks that its next step takes from the pool."""
+    num_spare_blocks: int = 0
+    """Blocks that must stay free beside those when it is admitted."""
+    is_held_back: bool = False
+    """Whether it may not run beside a request that must not lose its blocks again."""
+
+
+class CoreState(msgspec.Struct, frozen=True, kw_only=True):
+    """What a core has, and who is first: what to look at when nothing moves."""
+
+    stats: SchedulerStats
+    num_steps: int
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    running: list[RequestState]
+    """The best ones; `stats` has the number of all."""
+    waiting: list[RequestState]
+    """The head of the line, or nobody."""
+    num_compiling: int = 0
+    """Requests that wait for a grammar, before they come into the line; `stats` counts them as waiting."""
+    engine: int = 0
+    """Number of the core among data-parallel ones."""
+
+    @property
+    def is_stuck(self) -> bool:
+        """Whether somebody waits and nobody runs, though there are free blocks."""
+        stats = self.stats
+        num_free = stats.num_free_blocks + stats.num_cached_blocks
+        return stats.num_waiting > 0 and not stats.num_running and num_free > 0
 
 
 class Rendezvous(msgspec.Struct, frozen=True, kw_only=True):
@@ -249,11 +292,17 @@ class AskMemory(msgspec.Struct, frozen=True, kw_only=True, tag="ask_memory"):
     number: int
 
 
+class AskState(msgspec.Struct, frozen=True, kw_only=True, tag="ask_state"):
+    """Tell what the core has and who is first."""
+
+    number: int
+
+
 class StopCore(msgspec.Struct, frozen=True, kw_only=True, tag="stop"):
     """End after the step under way."""
 
 
-ToCore = StartCore | AddRequests | AbortRequests | ResetPrefixCache | AskMemory | StopCore
+ToCore = StartCore | AddRequests | AbortRequests | ResetPrefixCache | AskMemory | AskState | StopCore
 """What a front end sends to a core in a process of its own."""
 
 
@@ -277,6 +326,8 @@ class CoreFailed(msgspec.Struct, frozen=True, kw_only=True, tag="failed"):
     """The core's last message: it could not start, or found itself broken."""
 
     error: ErrorReport
+    state: CoreState | None = None
+    """What it had, where it broke because nobody could run."""
 
 
 class RequestRefused(msgspec.Struct, frozen=True, kw_only=True, tag="refused"):
@@ -300,5 +351,14 @@ class MemoryTold(msgspec.Struct, frozen=True, kw_only=True, tag="memory"):
     reports: list[MemoryReport]
 
 
-FromCore = StageEnded | CoreReady | CoreFailed | RequestRefused | PrefixCacheReset | MemoryTold | EngineCoreOutputs
+class StateTold(msgspec.Struct, frozen=True, kw_only=True, tag="state"):
+    """What the core has and who is first."""
+
+    number: int
+    state: CoreState
+
+
+FromCore = (
+    StageEnded | CoreReady | CoreFailed | RequestRefused | PrefixCacheReset | MemoryTold | StateTold | EngineCoreOutputs
+)
 """What a core in a process of its own sends. A step's news is one message."""

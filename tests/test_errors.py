@@ -26,7 +26,7 @@ def test_the_tree_is_the_one_that_the_module_draws() -> None:
     for name, kind in inspect.getmembers(errors, inspect.isclass):
         if kind.__module__ == errors.__name__:
             assert name in errors.__doc__, f"{name} is not drawn"
-            assert issubclass(kind, errors.OctavoError) or kind is errors.InvariantError
+            assert issubclass(kind, errors.OctavoError) or issubclass(kind, errors.InvariantError)
 
 
 def test_users_mistakes_are_also_value_errors() -> None:

@@ -14,9 +14,11 @@ from octavo.messages import (
     AbortRequests,
     AddRequests,
     AskMemory,
+    AskState,
     CachedRequests,
     CoreFailed,
     CoreReady,
+    CoreState,
     EngineCoreOutput,
     EngineCoreOutputs,
     EngineCoreRequest,
@@ -28,12 +30,14 @@ from octavo.messages import (
     NewRequestData,
     PrefixCacheReset,
     RequestRefused,
+    RequestState,
     ResetPrefixCache,
     SchedulerOutput,
     SchedulerStats,
     StageEnded,
     StageReport,
     StartCore,
+    StateTold,
     StopCore,
     ToCore,
     TokenLogprobs,
@@ -89,12 +93,32 @@ _SAMPLES: list[Any] = [
     ),
 ]
 
+_STATE = CoreState(
+    stats=_SAMPLES[3].stats,
+    num_steps=7,
+    max_num_seqs=4,
+    max_num_batched_tokens=64,
+    running=[],
+    waiting=[
+        RequestState(
+            request_id="a",
+            num_prompt_tokens=5,
+            num_output_tokens=2,
+            num_computed_tokens=0,
+            num_preemptions=1,
+            num_blocks=0,
+            num_wanted_blocks=2,
+        )
+    ],
+)
+
 _TO_CORE: list[ToCore] = [
     StartCore(config=EngineConfig(model=ModelSource(model="demo"))),
     AddRequests(requests=[_SAMPLES[0]]),
     AbortRequests(request_ids=["a"]),
     ResetPrefixCache(number=3),
     AskMemory(number=4),
+    AskState(number=5),
     StopCore(),
 ]
 _FROM_CORE: list[FromCore] = [
@@ -109,6 +133,7 @@ _FROM_CORE: list[FromCore] = [
             MemoryReport(num_blocks=9, num_views=2, num_storages=1, storage_bytes=2**33, resident_bytes=0, rank=1)
         ],
     ),
+    StateTold(number=5, state=_STATE),
     _SAMPLES[3],
 ]
 
@@ -139,3 +164,16 @@ def test_every_message_is_frozen() -> None:
     ]
     assert len(structs) >= 10
     assert all(kind.__struct_config__.frozen for kind in structs)
+
+
+def test_a_state_is_stuck_where_somebody_waits_nobody_runs_and_blocks_are_free() -> None:
+    stats = msgspec.structs.replace(_STATE.stats, num_running=0, num_waiting=1)
+    for change, expected in (
+        ({}, True),
+        ({"num_running": 1}, False),
+        ({"num_waiting": 0}, False),
+        ({"num_free_blocks": 0}, True),
+        ({"num_free_blocks": 0, "num_cached_blocks": 0}, False),
+    ):
+        changed = msgspec.structs.replace(_STATE, stats=msgspec.structs.replace(stats, **change))
+        assert changed.is_stuck is expected, change

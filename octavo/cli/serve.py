@@ -80,6 +80,15 @@ RequestTimeout = Annotated[
     float | None,
     typer.Option(help="End requests that take longer, in seconds.", metavar="S", min=0.001, rich_help_panel=_LIMITS),
 ]
+WatchdogTimeout = Annotated[
+    float,
+    typer.Option(
+        help="Report requests under way of which nothing comes for so many seconds; 0: never.",
+        metavar="S",
+        min=0,
+        rich_help_panel=_LOGS,
+    ),
+]
 MaxLogprobs = Annotated[
     int, typer.Option(help="Most log probabilities at one place; -1 for no limit.", min=-1, rich_help_panel=_LIMITS)
 ]
@@ -111,6 +120,7 @@ def serve(
     max_restarts: MaxRestarts = 3,
     max_waiting: MaxWaiting = 1000,
     request_timeout: RequestTimeout = None,
+    watchdog_timeout: WatchdogTimeout = 60.0,
     max_logprobs: MaxLogprobs = 20,
     drain_timeout: DrainTimeout = 60.0,
     log_format: LogFormat = "text",

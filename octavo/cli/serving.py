@@ -55,6 +55,7 @@ def run(flags: Mapping[str, Any]) -> None:
         shares_prefixes=flags["share_prefixes"],
         max_waiting=flags["max_waiting"],
         request_timeout_s=flags["request_timeout"],
+        watchdog_timeout_s=flags["watchdog_timeout"],
         max_logprobs=flags["max_logprobs"],
         chat_template=_read(flags["chat_template"]),
         tool_call_parser=flags["tool_call_parser"],

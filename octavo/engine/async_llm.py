@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import enum
 import logging
 from collections.abc import AsyncIterator, Sequence
 from types import TracebackType
@@ -13,6 +12,7 @@ import msgspec
 
 from octavo.engine.data_parallel_client import make_core_client
 from octavo.engine.engine_args import EngineOptions, engine_config_from
+from octavo.engine.engine_state import EngineState
 from octavo.engine.input_processor import InputProcessor, Prompt, PromptRequest
 from octavo.engine.intake import check_requests
 from octavo.engine.mailbox import Mailbox, grown
@@ -24,26 +24,13 @@ from octavo.engine.restarts import Restarts
 from octavo.engine.tokenizer import Tokenizer
 from octavo.errors import EngineDeadError, OctavoError, RequestError
 from octavo.kv.planner import KVCachePlan
-from octavo.messages import CoreReady, EngineCoreOutputs, MemoryReport, SchedulerStats, StageReport
+from octavo.messages import CoreReady, CoreState, EngineCoreOutputs, MemoryReport, SchedulerStats, StageReport
 from octavo.request import SamplingParams
 
 LONG_TEXT = 4096
 """Characters from which on a prompt is tokenised in a thread: the event loop has others to serve."""
 
 logger = logging.getLogger(__name__)
-
-
-class EngineState(enum.Enum):
-    """Where an `AsyncLLM` stands."""
-
-    NEW = enum.auto()
-    STARTING = enum.auto()
-    RUNNING = enum.auto()
-    RESTARTING = enum.auto()
-    """The core has died, and another one is on its way."""
-    DEAD = enum.auto()
-    """The core has died too often."""
-    STOPPED = enum.auto()
 
 
 class AsyncLLM:
@@ -192,15 +179,7 @@ class AsyncLLM:
 
     def check_health(self) -> None:
         """Raises `EngineDeadError` unless requests can be served."""
-        if self.state in (EngineState.RESTARTING, EngineState.STARTING, EngineState.NEW):
-            raise EngineDeadError("The engine is starting.", remedy="Send the request again in some seconds.")
-        if self.state is EngineState.DEAD:
-            raise EngineDeadError(
-                f"The engine core has died {self._restarts.in_a_row + 1} times in a row.",
-                remedy="Start the server again.",
-            )
-        if self.state is EngineState.STOPPED:
-            raise EngineDeadError("This engine was shut down.", remedy="Start another one.")
+        self.state.check(self._restarts.in_a_row)
 
     # -- requests -------------------------------------------------------------------------------------------------
 
@@ -308,6 +287,12 @@ class AsyncLLM:
         self.check_health()
         return await self._client.report_memory()
 
+    async def report_states(self, timeout_s: float) -> list[CoreState]:
+        """What each core has and who is first, of the cores that say so in time. Changes nothing; a core that says
+        nothing writes to its log what its threads are doing."""
+        self.check_health()
+        return await self._client.report_states(timeout_s)
+
     async def _request(
         self,
         prompt: Prompt | PromptRequest,
@@ -367,6 +352,10 @@ class AsyncLLM:
     def take_refusal(self, request_id: str, error: OctavoError) -> None:
         """A sequence was refused by the core, and with it its request."""
         self._abort(self._post.fail(request_id, error))
+
+    def take_stall(self, state: CoreState) -> None:
+        """Nobody can run in a core: its death is on its way."""
+        self._observer.engine_stalled(state)
 
     def take_death(self, error: EngineDeadError) -> None:
         """The core has died: its requests fail, and another one is started."""

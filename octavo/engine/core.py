@@ -38,6 +38,7 @@ from octavo.formats.source import locate
 from octavo.kv.planner import KVCachePlan, PlanOptions, plan_kv_cache
 from octavo.kv.specs import LayerSpec
 from octavo.messages import (
+    CoreState,
     EngineCoreOutput,
     EngineCoreOutputs,
     EngineCoreRequest,
@@ -192,7 +193,7 @@ class EngineCore:
         """
         refused = self._admit_compiled()
         if not self._scheduler.has_unfinished_requests():
-            return EngineCoreOutputs(outputs=refused, stats=self._scheduler.stats())
+            return EngineCoreOutputs(outputs=refused, stats=self.stats())
         step = self._scheduler.schedule()
         num_step_blocks = self._scheduler.manager.counts().used
         try:
@@ -201,7 +202,9 @@ class EngineCore:
             outputs = self._scheduler.update_from_output(step, output, self.grammars.follow(output.sampled))
             admitted = [request.request_id for request in step.new_requests]
             self._settle_grammars(outputs, refused)
-            return msgspec.structs.replace(outputs, num_step_blocks=num_step_blocks, admitted=admitted)
+            return msgspec.structs.replace(
+                outputs, stats=self._with_compiling(outputs.stats), num_step_blocks=num_step_blocks, admitted=admitted
+            )
         except BaseException as error:
             outputs = self._scheduler.fail_step(step, _failure_message(step.step, error))
             if not isinstance(error, Exception):
@@ -255,7 +258,22 @@ class EngineCore:
         return self._scheduler.reset_prefix_cache()
 
     def stats(self) -> SchedulerStats:
-        return self._scheduler.stats()
+        return self._with_compiling(self._scheduler.stats())
+
+    def _with_compiling(self, stats: SchedulerStats) -> SchedulerStats:
+        """`stats`, in which those that wait for a grammar wait, too."""
+        num_more = self.grammars.num_waiting
+        if not num_more:
+            return stats
+        num_waiting, num_parked = stats.num_waiting + num_more, stats.num_parked + num_more
+        return msgspec.structs.replace(stats, num_waiting=num_waiting, num_parked=num_parked)
+
+    def state(self) -> CoreState:
+        """What there is and who is first. Changes nothing."""
+        state = self._scheduler.state()
+        return msgspec.structs.replace(
+            state, stats=self._with_compiling(state.stats), num_compiling=self.grammars.num_waiting
+        )
 
     def report_memory(self) -> list[MemoryReport]:
         """What each rank's cache really takes, in the order of ranks. Changes nothing."""

@@ -4,6 +4,8 @@
         StartCore(config)            ->
                                      <-  StageEnded ..., then CoreReady or CoreFailed
         AddRequests, AbortRequests   ->
+        AskState, AskMemory, ...     ->
+                                     <-  StateTold, MemoryTold, ...
                                      <-  EngineCoreOutputs, one for each step; RequestRefused
         StopCore                     ->  the process ends
 
@@ -23,14 +25,16 @@ import zmq
 
 from octavo.config import EngineConfig, ModelConfig
 from octavo.error_report import ErrorReport, report_of
-from octavo.errors import OctavoError
+from octavo.errors import OctavoError, StuckError
 from octavo.kv.planner import KVCachePlan
 from octavo.messages import (
     AbortRequests,
     AddRequests,
     AskMemory,
+    AskState,
     CoreFailed,
     CoreReady,
+    CoreState,
     EngineCoreOutputs,
     EngineCoreRequest,
     FromCore,
@@ -42,6 +46,7 @@ from octavo.messages import (
     StageEnded,
     StageReport,
     StartCore,
+    StateTold,
     StopCore,
     ToCore,
 )
@@ -70,6 +75,9 @@ class RunnableCore(Protocol):
 
     def reset_prefix_cache(self) -> bool:
         """Forget all cached prefixes, unless a request holds blocks."""
+
+    def state(self) -> CoreState:
+        """What there is and who is first."""
 
     def report_memory(self) -> list[MemoryReport]:
         """What each rank's cache really takes."""
@@ -115,7 +123,8 @@ class CoreLoop:
             self._serve(core)
         except Exception as error:
             logger.exception("The engine core is broken.")
-            self._send(CoreFailed(error=_report(error)))
+            state = error.state if isinstance(error, StuckError) else None
+            self._send(CoreFailed(error=_report(error), state=state))
             return 1
         finally:
             core.shutdown()
@@ -149,6 +158,8 @@ class CoreLoop:
                 self._send(PrefixCacheReset(number=number, is_done=core.reset_prefix_cache()))
             case AskMemory(number=number):
                 self._send(MemoryTold(number=number, reports=core.report_memory()))
+            case AskState(number=number):
+                self._send(StateTold(number=number, state=core.state()))
             case StopCore():
                 self._is_stopping = True
             case StartCore():

@@ -5,6 +5,7 @@ It ends when it is told to, and when whoever started it is gone: standard input 
 
 from __future__ import annotations
 
+import faulthandler
 import os
 import shutil
 import signal
@@ -16,6 +17,9 @@ import zmq
 from octavo.engine.core_loop import CoreLoop, MakeCore
 from octavo.engine.log_format import set_up_logging
 
+TELL_THREADS = signal.SIGUSR1
+"""The signal at which a core writes to its log what each of its threads is doing, whatever it is in the middle of."""
+
 ORPHANED = 3
 """Exit code of a core whose front end is gone."""
 
@@ -26,6 +30,7 @@ def serve(address: str, make_core: MakeCore, log_format: str = "text") -> int:
     # Whoever started this process decides when it ends; a signal to the whole group must not cut a drain short.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    faulthandler.register(TELL_THREADS, all_threads=True)
     set_up_logging(log_format)
     threading.Thread(target=_end_with_the_front, args=(address,), name="front-watch", daemon=True).start()
     context = zmq.Context()

@@ -18,7 +18,7 @@ from octavo.engine.process_client import STOP_TIMEOUT_S, CoreListener, ProcessCl
 from octavo.engine.restarts import Restarts
 from octavo.engine.router import PrefixRouter, RouterLimits
 from octavo.errors import EngineDeadError, InvariantError, OctavoError
-from octavo.messages import CoreReady, EngineCoreOutputs, EngineCoreRequest, MemoryReport, StageReport
+from octavo.messages import CoreReady, CoreState, EngineCoreOutputs, EngineCoreRequest, MemoryReport, StageReport
 
 logger = logging.getLogger(__name__)
 
@@ -49,6 +49,9 @@ class _Replica:
     def take_refusal(self, request_id: str, error: OctavoError) -> None:
         self._owner.router.forget(request_id)
         self._owner.listener.take_refusal(request_id, error)
+
+    def take_stall(self, state: CoreState) -> None:
+        self._owner.listener.take_stall(msgspec.structs.replace(state, engine=self.index))
 
     def take_death(self, error: EngineDeadError) -> None:
         self.is_alive = False
@@ -176,6 +179,16 @@ class DataParallelClient:
             msgspec.structs.replace(report, engine=replica)
             for replica, reports in zip(alive, told, strict=True)
             for report in reports
+        ]
+
+    async def report_states(self, timeout_s: float) -> list[CoreState]:
+        """What each living core has and who is first, of those that say so in time."""
+        alive = self.alive
+        told = await asyncio.gather(*(self._replicas[replica].client.report_states(timeout_s) for replica in alive))
+        return [
+            msgspec.structs.replace(state, engine=replica)
+            for replica, states in zip(alive, told, strict=True)
+            for state in states
         ]
 
     @staticmethod

@@ -7,7 +7,7 @@ from typing import Protocol
 from octavo.engine.input_processor import PromptRequest
 from octavo.engine.outputs import RequestOutput
 from octavo.errors import OctavoError
-from octavo.messages import CoreReady, EngineCoreOutputs
+from octavo.messages import CoreReady, CoreState, EngineCoreOutputs
 
 
 class EngineObserver(Protocol):
@@ -15,6 +15,9 @@ class EngineObserver(Protocol):
 
     def engine_ready(self, ready: CoreReady) -> None:
         """A core has started, the first or one in place of a dead one."""
+
+    def engine_stalled(self, state: CoreState) -> None:
+        """Nobody can run in a core: it ends, and another one is started."""
 
     def request_arrived(self, request: PromptRequest, now: float) -> None:
         """A request was handed to the core."""
@@ -33,6 +36,9 @@ class NoObserver:
     """Watches nothing."""
 
     def engine_ready(self, ready: CoreReady) -> None:
+        """Nothing."""
+
+    def engine_stalled(self, state: CoreState) -> None:
         """Nothing."""
 
     def request_arrived(self, request: PromptRequest, now: float) -> None:

@@ -24,6 +24,7 @@ import zmq
 import zmq.asyncio
 
 from octavo.config import EngineConfig, child_environment
+from octavo.engine.core_socket import TELL_THREADS
 from octavo.engine.log_format import current_format
 from octavo.error_report import error_from
 from octavo.errors import EngineDeadError, OctavoError
@@ -31,8 +32,10 @@ from octavo.messages import (
     AbortRequests,
     AddRequests,
     AskMemory,
+    AskState,
     CoreFailed,
     CoreReady,
+    CoreState,
     EngineCoreOutputs,
     EngineCoreRequest,
     FromCore,
@@ -44,6 +47,7 @@ from octavo.messages import (
     StageEnded,
     StageReport,
     StartCore,
+    StateTold,
     StopCore,
     ToCore,
 )
@@ -74,6 +78,9 @@ class CoreListener(Protocol):
 
     def take_refusal(self, request_id: str, error: OctavoError) -> None:
         """A request was refused; nothing of it was kept."""
+
+    def take_stall(self, state: CoreState) -> None:
+        """Nobody can run in a core, which ends for this reason."""
 
     def take_death(self, error: EngineDeadError) -> None:
         """The core has ended without being told to; nothing more comes from this client."""
@@ -163,7 +170,16 @@ class ProcessClient:
         reports: list[MemoryReport] = await self._ask(AskMemory(number=next(self._numbers)))
         return reports
 
-    async def _ask(self, question: ResetPrefixCache | AskMemory) -> Any:
+    async def report_states(self, timeout_s: float) -> list[CoreState]:
+        """What the core has and who is first; nothing when it does not say so in time: it is in the middle of a step.
+        Then its log gets what each of its threads is doing."""
+        try:
+            return [await asyncio.wait_for(self._ask(AskState(number=next(self._numbers))), timeout_s)]
+        except TimeoutError:
+            self._process.send_signal(TELL_THREADS)
+            return []
+
+    async def _ask(self, question: ResetPrefixCache | AskMemory | AskState) -> Any:
         future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         self._asked[question.number] = future
         self._send(question)
@@ -212,10 +228,14 @@ class ProcessClient:
                 if not self._ready.done():
                     self._ready.set_result(message)
                     self._listener.take_ready(message)
-            case CoreFailed(error=report):
+            case CoreFailed(error=report, state=state):
                 self._failure = error_from(report)
+                if state is not None:
+                    self._listener.take_stall(state)
             case PrefixCacheReset(number=number, is_done=is_done):
                 self._answer(number, is_done)
+            case StateTold(number=number, state=state):
+                self._answer(number, state)
             case MemoryTold(number=number, reports=reports):
                 self._answer(number, reports)
 

@@ -15,6 +15,7 @@ from octavo.errors import EngineDeadError, InvariantError, OctavoError
 from octavo.kv.planner import KVCachePlan
 from octavo.messages import (
     CoreReady,
+    CoreState,
     EngineCoreOutput,
     EngineCoreOutputs,
     EngineCoreRequest,
@@ -164,6 +165,9 @@ class ThreadedClient(EngineCoreClient):
             request_id=request_id, new_token_ids=[], finish_reason=FinishReason.ERROR, error=str(error)
         )
         self._news.put(EngineCoreOutputs(outputs=[ended], stats=self.stats()))
+
+    def take_stall(self, state: CoreState) -> None:
+        """Nobody can run in a core; its death, which says so, is on its way."""
 
     def take_death(self, error: EngineDeadError) -> None:
         """No core is left."""

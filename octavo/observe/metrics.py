@@ -16,6 +16,8 @@ _SHORT = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0
 _COUNTS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10_000, 20_000, 50_000, 100_000, 200_000)
 _STEP_TOKENS = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16_384)
 
+STALL_CAUSES = ("nobody_runs", "no_progress", "no_answer")
+
 
 class RequestTimes:
     """One request's way so far. Times are `time.perf_counter`; owns nothing else."""
@@ -82,7 +84,7 @@ class _CoreSeries:
         )
         self.by_reason = self._gauge(
             "vllm:num_requests_waiting_by_reason",
-            "Sequences that wait: for room (capacity), or for a prompt that another one computes (deferred).",
+            "Sequences that wait: for room (capacity), or for another one's prompt or a grammar (deferred).",
             "reason",
         )
         self._info = self._gauge(
@@ -180,6 +182,15 @@ class EngineMetrics:
         )
         self.failures = self._counter("octavo:request_failures", "Requests that ended with an error.")
         self.given_up = self._counter("octavo:requests_given_up", "Requests whose reader went away.")
+        self._stalls = Counter(
+            "octavo:engine_stalls",
+            "Times that nothing moved: nobody could run (nobody_runs), a core went on without a token (no_progress), "
+            "or a core did not come out of a step (no_answer).",
+            ["model_name", "cause"],
+            registry=self.registry,
+        )
+        for cause in STALL_CAUSES:
+            self._stalls.labels(model_name, cause)
         self._make_histograms()
 
     # -- what there is --------------------------------------------------------------------------------------------
@@ -209,6 +220,10 @@ class EngineMetrics:
     def core_started(self, plan: KVCachePlan, engine: int = 0) -> None:
         """Core number `engine` is ready; it has no requests, and counts from 0."""
         self._cores.start(plan, engine)
+
+    def stalled(self, cause: str) -> None:
+        """Nothing moved; `cause` is one of `STALL_CAUSES`."""
+        self._stalls.labels(self._model_name, cause).inc()
 
     def sequence_arrived(self, sequence_id: str, num_prompt_tokens: int, now: float) -> None:
         """A sequence was handed to a core."""

@@ -35,6 +35,7 @@ from octavo.cache.kv_cache_manager import KVCacheManager
 from octavo.config import SchedulerConfig
 from octavo.errors import InvariantError
 from octavo.messages import (
+    CoreState,
     EngineCoreOutput,
     EngineCoreOutputs,
     ModelRunnerOutput,
@@ -45,6 +46,7 @@ from octavo.messages import (
 from octavo.request import FinishReason, Request, RequestStatus
 from octavo.sched.admission import check_request, id_in_use, step_limit
 from octavo.sched.forks import Forks
+from octavo.sched.inspection import state_of, stats_of, stuck
 from octavo.sched.outcome import failure_of, find_finish, news_of, plain_news
 from octavo.sched.queue import POLICIES, Entry, RequestQueue
 from octavo.sched.running import ADMISSION_SPARE, RunningList
@@ -140,19 +142,12 @@ class Scheduler:
         return self.manager.reset_prefix_cache()
 
     def stats(self) -> SchedulerStats:
-        counts, prefixes = self.manager.counts(), self.manager.prefix_stats()
-        return SchedulerStats(
-            num_running=len(self._running),
-            num_waiting=len(self._waiting) + self.forks.num_parked,
-            num_blocks=self.manager.num_blocks,
-            num_free_blocks=counts.free,
-            num_cached_blocks=counts.cached,
-            num_used_blocks=counts.used,
-            num_preemptions=self._num_preemptions,
-            prefix_query_tokens=prefixes.query_tokens,
-            prefix_hit_tokens=prefixes.hit_tokens,
-            num_parked=self.forks.num_parked,
-        )
+        return stats_of(self.manager, self._running, self._waiting, self.forks, self._num_preemptions)
+
+    def state(self) -> CoreState:
+        """What there is and who is first. Changes nothing."""
+        head = self._waiting.peek()
+        return state_of(self.stats(), self.config, self.manager, self._running, head, num_steps=self._num_steps)
 
     # -- a step begins --------------------------------------------------------------------------------------------
 
@@ -168,7 +163,7 @@ class Scheduler:
         if not is_disturbed:
             self._admit_waiting(step, budget)
         if self._entries and not step.num_scheduled_tokens:
-            raise InvariantError(f"no request can run: {self.stats()}")
+            raise stuck(self.state())
         step.finished_request_ids.extend(self._forget)
         self._forget.clear()
         self._under_way = step

@@ -24,6 +24,7 @@ from octavo.server.app import make_app
 from octavo.server.gate import Gate
 from octavo.server.settings import ServerSettings
 from octavo.server.watch import MetricsObserver
+from octavo.server.watchdog import Watchdog
 
 LOG_EVERY_S = 10.0
 
@@ -51,7 +52,9 @@ async def serve(
     _allow_many_files()
     name = settings.served_model_names[0] if settings.served_model_names else str(options["model"])
     metrics, meter = EngineMetrics(name), ThroughputMeter(_device_name(options))
-    engine = AsyncLLM(**options, on_stage=on_stage, observer=MetricsObserver(metrics, meter), max_restarts=max_restarts)
+    watchdog = Watchdog(metrics, timeout_s=settings.watchdog_timeout_s)
+    observer = MetricsObserver(metrics, meter, watchdog)
+    engine = AsyncLLM(**options, on_stage=on_stage, observer=observer, max_restarts=max_restarts)
     app, gate = make_app(engine, settings, metrics, version=version)
     server = _Server(app, gate, settings)
     with bound, server.capture_signals():
@@ -61,9 +64,13 @@ async def serve(
             await loading
             server.on_first_signal = None
             on_ready(engine)
-            logging_task = asyncio.create_task(_log_lines(meter), name="log-lines")
+            tasks = [
+                asyncio.create_task(_log_lines(meter), name="log-lines"),
+                asyncio.create_task(watchdog.watch(engine), name="watchdog"),
+            ]
             await server.serve(sockets=[bound])
-            logging_task.cancel()
+            for task in tasks:
+                task.cancel()
         except asyncio.CancelledError:
             if not server.should_exit:
                 raise

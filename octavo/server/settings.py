@@ -24,6 +24,8 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True):
     """Sequences beyond those that may run at once; more are refused with status 429."""
     request_timeout_s: float | None = None
     """A request that takes longer is ended."""
+    watchdog_timeout_s: float = 60.0
+    """Requests under way of which nothing comes for so long are reported; 0 reports none."""
     max_request_bytes: int = 16 * 2**20
     max_completions: int = 128
     """Greatest `n`, and most prompts of one request."""

@@ -5,23 +5,33 @@ from __future__ import annotations
 from octavo.engine.input_processor import PromptRequest
 from octavo.engine.outputs import RequestOutput
 from octavo.errors import OctavoError
-from octavo.messages import CoreReady, EngineCoreOutputs
+from octavo.messages import CoreReady, CoreState, EngineCoreOutputs
 from octavo.observe.metrics import EngineMetrics, ThroughputMeter
+from octavo.server.watchdog import Watchdog
 
 
 class MetricsObserver:
-    """Owns: nothing; hands on what it is told."""
+    """Owns: the number of requests under way; hands on what it is told."""
 
-    def __init__(self, metrics: EngineMetrics, meter: ThroughputMeter) -> None:
+    def __init__(self, metrics: EngineMetrics, meter: ThroughputMeter, watchdog: Watchdog) -> None:
         self._metrics = metrics
         self._meter = meter
+        self._watchdog = watchdog
+        self._num_unfinished = 0
 
     def engine_ready(self, ready: CoreReady) -> None:
         """A core has started."""
         self._metrics.core_started(ready.plan, engine=ready.engine)
+        self._watchdog.core_started(ready.engine)
+
+    def engine_stalled(self, state: CoreState) -> None:
+        """Nobody can run in a core."""
+        self._watchdog.tell_stuck(state)
 
     def request_arrived(self, request: PromptRequest, now: float) -> None:
         """Each of its sequences has."""
+        self._num_unfinished += 1
+        self._watchdog.request_arrived(self._num_unfinished)
         for sequence in request.sequences():
             self._metrics.sequence_arrived(sequence.request_id, len(request.prompt_token_ids), now)
 
@@ -29,6 +39,7 @@ class MetricsObserver:
         """News of one step."""
         self._metrics.step_ended(outputs, now)
         self._meter.step_ended(outputs)
+        self._watchdog.step_ended(outputs)
 
     def request_finished(self, output: RequestOutput, now: float) -> None:
         """Some sequences may have ended by a stop string, of which the core does not know."""
@@ -43,6 +54,7 @@ class MetricsObserver:
         self._forget(request.request_id, request.sampling.n)
 
     def _forget(self, request_id: str, num_sequences: int) -> None:
+        self._num_unfinished -= 1
         self._metrics.sequence_gone(request_id)
         for index in range(num_sequences if num_sequences > 1 else 0):
             self._metrics.sequence_gone(f"{request_id}.{index}")

@@ -11,20 +11,21 @@ from tools.imports import ROOT, sources
 
 _EVERYDAY_WORDS = """
 abort access accumulator actor add aligned angle answer architecture argument array ask async attempt attention auto
-batch bind body bound box bucket byte cache cached call chat chats check client codec compiler completion completions
-computed config convolution core count counts cross cut data dead deadline decoder demo derived detokenize detokenizer
-device element embedding encoder ended endpoint engine entry environment error event facts failed fair fast few field
-fields figures file files finish fit float fold format found frame full fused gate gated gathered generation gone
-heads help hook host incremental info input invariant job json kernel keyword kind kinds kv layer library limit line
-linear link list listener lm load loaded local log logprob logprobs lookup loop manager marks mask memory meta
-metadata meter metrics mixer model module new no norm nothing office open options other output outputs override packed
-paged parallel parameters params parser part partner parts path piece pipeline place placement plain post prepared
-probe probed process processor question queue raw reading ready reason reasoning record recorder recurrence reference
-refused replaced report request reset restarts retained rotary row rows rule rules run runnable runner running sampler
-sampling scheduler scratch screen search section seen segment sent sentence sequence server settings shape shares sink
-sliding small socket source special splitting stages start started state static stats status stop stream strided
-strings switch table talk task team template text thread threaded throughput tile times token tokenize tokenizer
-tokens told too tool traffic type unsupported update usage vector vocabulary weight weights work worker wrapper writer
+batch bind body bound box bucket byte cache cached call chat chats check client codec compiler completion
+completions computed config convolution core count counts cross cut data dead deadline decoder demo derived
+detokenize detokenizer device element embedding encoder ended endpoint engine entry environment error event facts
+failed fair fast few field fields figures file files finish fit float fold format found frame full fused gate gated
+gathered generation gone heads help hook host incremental info input invariant job json kernel keyword kind kinds kv
+layer library limit line linear link list listener lm load loaded local log logprob logprobs lookup loop manager
+marks mask memory meta metadata meter metrics mixer model module new no norm nothing office open options other
+output outputs override packed paged parallel parameters params parser part partner parts path piece pipeline place
+placement plain post prepared probe probed process processor question queue raw reading ready reason reasoning
+record recorder recurrence reference refused replaced report request reset restarts retained rotary row rows rule
+rules run runnable runner running sampler sampling scheduler scratch screen search section seen segment sent
+sentence sequence server settings shape shares sink sliding small socket source special splitting stages start
+started state static stats status stop stream strided strings stuck switch table talk task team template text thread
+threaded throughput tile times token tokenize tokenizer tokens told too tool traffic type unsupported update usage
+vector vocabulary watchdog weight weights work worker wrapper writer
 """
 """Words in everyday use, or in the everyday use of the field, that need no entry in the glossary."""
 

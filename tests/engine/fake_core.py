@@ -5,9 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import msgspec
+
 from octavo.engine.core_client import EngineCoreClient
 from octavo.errors import RequestError
 from octavo.messages import (
+    CoreState,
     EngineCoreOutput,
     EngineCoreOutputs,
     EngineCoreRequest,
@@ -100,6 +103,12 @@ class FakeCore(EngineCoreClient):
         return [
             MemoryReport(num_blocks=100, num_views=2, num_storages=1, storage_bytes=819200, resident_bytes=9, rank=0)
         ]
+
+    def state(self) -> CoreState:
+        stats = msgspec.structs.replace(self.stats(), num_running=0, num_waiting=len(self.running))
+        return CoreState(
+            stats=stats, num_steps=self.num_steps, max_num_seqs=9, max_num_batched_tokens=9, running=[], waiting=[]
+        )
 
     def stats(self) -> SchedulerStats:
         return SchedulerStats(

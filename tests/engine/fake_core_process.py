@@ -3,7 +3,8 @@
 Its answer is the prompt backwards, a token a step. The model's name says how it behaves: `fake`, or `fake-` and some of
 `slow` (20 ms a step), `unplannable` (the start-up fails with numbers), `bug` (it fails by accident), `dies` (at start).
 A prompt that begins with a NUL byte kills the process at the second step, one that begins with byte 1 breaks the core,
-and one that begins with byte 2 is refused.
+one that begins with byte 2 is refused, one with byte 3 holds the core in a step, one with byte 4 gets no tokens and
+lets others have none, and with one of byte 5 nobody can run.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from octavo.config import EngineConfig, ModelConfig
 from octavo.engine.core_socket import serve
 from octavo.errors import CacheTooSmallError, RequestError
 from octavo.messages import EngineCoreOutputs, EngineCoreRequest, StageReport
+from octavo.sched.inspection import stuck
 from tests.engine.byte_tokenizer import BOS, EOS
 from tests.engine.fake_core import FakeCore
 from tests.engine.fake_plan import FAKE_PLAN
@@ -63,6 +65,12 @@ class ProcessCore(FakeCore):
                 os.kill(os.getpid(), signal.SIGKILL)
             if _first(request) == 1:
                 raise ValueError("a bug")
+            if _first(request) == 3:
+                time.sleep(60)
+            if _first(request) == 4:
+                return EngineCoreOutputs(outputs=[], stats=self.stats())
+            if _first(request) == 5:
+                raise stuck(self.state())
         admitted = [name for name, (_, tokens) in self.running.items() if not tokens]
         outputs = super().step()
         return EngineCoreOutputs(

@@ -14,7 +14,8 @@ import pytest
 
 from octavo import AsyncLLM, SamplingParams
 from octavo.engine import preparation
-from octavo.engine.async_llm import LONG_TEXT, EngineState
+from octavo.engine.async_llm import LONG_TEXT
+from octavo.engine.engine_state import EngineState
 from octavo.engine.outputs import RequestOutput
 from octavo.errors import CacheTooSmallError, ConfigError, EngineDeadError, ModelFileError, RequestError
 from tests.engine.byte_tokenizer import ByteTokenizer

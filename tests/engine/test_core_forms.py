@@ -142,3 +142,29 @@ def test_what_only_the_core_finds_wrong_ends_the_request_with_an_error(folder: P
     (news,) = engine.news["r"]
     assert news.finish_reason is FinishReason.ERROR
     assert "regular expression" in (news.error or "")
+
+
+def test_a_grammar_that_never_gets_ready_is_seen_as_a_stall(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = engine_of(folder)
+    may_go_on = threading.Event()
+    compile_one = COMPILER.matcher
+
+    def slow(form: StructuredOutputsParams) -> Any:
+        may_go_on.wait(30)
+        return compile_one(form)
+
+    monkeypatch.setattr(COMPILER, "matcher", slow)
+    engine.add("a", range(10), form=PAIRS, eos_token_ids=(EOS,))
+    engine.step()
+    state = engine.core.state()
+    assert (state.num_compiling, state.stats.num_waiting, state.stats.num_parked) == (1, 1, 1)
+    assert state.is_stuck
+    engine.add("b", range(10), max_tokens=3)
+    engine.step()
+    state = engine.core.state()
+    assert (state.stats.num_running, state.stats.num_waiting) == (1, 1)
+    assert engine.core.stats() == state.stats
+    assert not state.is_stuck
+    may_go_on.set()
+    engine.run()
+    assert engine.core.state().num_compiling == 0

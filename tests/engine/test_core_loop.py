@@ -17,6 +17,7 @@ from octavo.errors import PlanError, RequestError
 from octavo.messages import (
     AbortRequests,
     AddRequests,
+    AskState,
     CoreFailed,
     CoreReady,
     EngineCoreOutputs,
@@ -28,10 +29,12 @@ from octavo.messages import (
     StageEnded,
     StageReport,
     StartCore,
+    StateTold,
     StopCore,
     ToCore,
 )
 from octavo.request import SamplingParams
+from octavo.sched.inspection import stuck
 from tests.engine.fake_core import FakeCore
 from tests.engine.fake_core_process import FAKE_MODEL
 from tests.engine.fake_plan import FAKE_PLAN
@@ -212,3 +215,30 @@ def test_nothing_starts_unless_it_is_told_what(context: zmq.Context[Any]) -> Non
     front = Front(context, lambda config, on_stage: _core())
     front.tell(StopCore())
     assert front.ended() == 0
+
+
+def test_the_state_is_told_between_two_steps(front: Front) -> None:
+    front.hear()
+    front.tell(AddRequests(requests=[_request("a", max_tokens=500)]))
+    front.tell(AskState(number=4))
+    told = front.hear_until(StateTold)[-1]
+    assert isinstance(told, StateTold)
+    assert (told.number, told.state.stats.num_waiting) == (4, 1)
+
+
+def test_a_core_in_which_nobody_can_run_says_what_it_had(context: zmq.Context[Any]) -> None:
+    core = _core()
+
+    def step() -> EngineCoreOutputs:
+        raise stuck(core.state())
+
+    core.step = step  # type: ignore[method-assign]
+    front = Front(context, lambda config, on_stage: core)
+    front.tell(START)
+    front.tell(AddRequests(requests=[_request("a")]))
+    failed = front.hear_until(CoreFailed)[-1]
+    assert isinstance(failed, CoreFailed)
+    assert failed.state is not None
+    assert failed.state.is_stuck
+    assert "No request can run" in failed.error.fact
+    assert front.ended() == 1

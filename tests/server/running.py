@@ -19,6 +19,7 @@ from octavo.server.app import make_app
 from octavo.server.gate import Gate
 from octavo.server.settings import ServerSettings
 from octavo.server.watch import MetricsObserver
+from octavo.server.watchdog import Watchdog
 
 ENGINE_OPTIONS = (
     "max_num_seqs",
@@ -50,16 +51,19 @@ class RunningServer:
 
     async def _run(self, model: str, options: dict[str, Any]) -> None:
         metrics, self.meter = EngineMetrics(model), ThroughputMeter("CPU")
-        self.engine = AsyncLLM(model, observer=MetricsObserver(metrics, self.meter), **options)
+        self.watchdog = Watchdog(metrics, timeout_s=self._settings.watchdog_timeout_s)
+        self.engine = AsyncLLM(model, observer=MetricsObserver(metrics, self.meter, self.watchdog), **options)
         app, self.gate = make_app(self.engine, self._settings, metrics, version="1.2.3")
         config = uvicorn.Config(app, log_config=None, lifespan="off", timeout_graceful_shutdown=1)
         self._server = uvicorn.Server(config)
         async with self.engine:
+            watching = asyncio.ensure_future(self.watchdog.watch(self.engine))
             serving = asyncio.ensure_future(self._server.serve(sockets=[self._bound]))
             while not self._server.started:
                 await asyncio.sleep(0.01)
             self._started.set()
             await serving
+            watching.cancel()
 
     def stop(self) -> None:
         self.http.close()

@@ -10,13 +10,16 @@ from octavo.messages import CoreReady
 from octavo.observe.metrics import EngineMetrics, ThroughputMeter
 from octavo.request import FinishReason, SamplingParams
 from octavo.server.watch import MetricsObserver
+from octavo.server.watchdog import Watchdog
 from tests.engine.fake_core_process import FAKE_MODEL
 from tests.engine.fake_plan import FAKE_PLAN
 
 
 def test_requests_come_and_go() -> None:
     metrics = EngineMetrics("m")
-    observer: EngineObserver = MetricsObserver(metrics, ThroughputMeter("CPU"))
+    watchdog = Watchdog(metrics, timeout_s=0)
+    observer = MetricsObserver(metrics, ThroughputMeter("CPU"), watchdog)
+    _: EngineObserver = observer
     observer.engine_ready(CoreReady(plan=FAKE_PLAN, model_config=FAKE_MODEL, max_model_len=9))
     requests = [
         PromptRequest(request_id=str(n), prompt=None, prompt_token_ids=[1], sampling=SamplingParams(n=n))
@@ -35,3 +38,4 @@ def test_requests_come_and_go() -> None:
     assert 'octavo:requests_given_up_total{model_name="m"} 1.0' in text
     assert 'octavo:request_failures_total{model_name="m"} 1.0' in text
     assert metrics._sequences == {}
+    assert observer._num_unfinished == 0
