@@ -224,6 +224,8 @@ class CacheConfig(msgspec.Struct, frozen=True, kw_only=True):
     junctions, n also one boundary every n tokens."""
     num_blocks_override: int | None = None
     """Exactly this many blocks (null block included) instead of as many as fit; refused above the budget."""
+    metrics_sample: float | None = None
+    """Share of the blocks whose lifetimes are measured; None measures none."""
 
 
 class SchedulerConfig(msgspec.Struct, frozen=True, kw_only=True):
@@ -345,12 +347,10 @@ def resolve_engine_config(config: EngineConfig) -> EngineConfig:
     _check(0 < cache.memory_utilization <= 1, "--memory-utilization", cache.memory_utilization, "above 0 and at most 1")
     size, blocks = cache.kv_memory_bytes, cache.num_blocks_override
     _check(size is None or size > 0, "--kv-memory", size, "more than 0 bytes, such as 1GiB")
-    _check(
-        blocks is None or 2 <= blocks <= INT32_MAX,
-        "--num-blocks-override",
-        blocks,
-        f"at least 2 (one is the null block) and at most {INT32_MAX}",
-    )
+    allowed = f"at least 2 (one is the null block) and at most {INT32_MAX}"
+    _check(blocks is None or 2 <= blocks <= INT32_MAX, "--num-blocks-override", blocks, allowed)
+    sample = cache.metrics_sample
+    _check(sample is None or 0 < sample <= 1, "--kv-cache-metrics-sample", sample, "above 0 and at most 1")
     _check_budgets(cache, parallel)
     tokens, chunk, seqs = scheduler.max_num_batched_tokens, scheduler.max_chunk_tokens, scheduler.max_num_seqs
     _check(1 <= tokens <= MAX_STEP_TOKENS, "--max-num-batched-tokens", tokens, f"from 1 to {MAX_STEP_TOKENS}")

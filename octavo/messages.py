@@ -150,12 +150,27 @@ class SchedulerStats(msgspec.Struct, frozen=True, kw_only=True):
     num_parked: int = 0
     """Of those that wait: the ones whose prompt another request is computing for them, or whose grammar is being
     compiled."""
+    num_prompt_preemptions: int = 0
+    """Of the preemptions: those that made room for a further part of a prompt; the others did for an output token."""
 
     @classmethod
     def total(cls, stats: Iterable[SchedulerStats]) -> SchedulerStats:
         """The sums over several engines."""
         numbers = [msgspec.structs.astuple(each) for each in stats]
         return cls(**dict(zip(cls.__struct_fields__, map(sum, zip(*numbers, strict=True)), strict=True)))
+
+
+class CacheFigures(msgspec.Struct, frozen=True, kw_only=True):
+    """What is counted of the cache now and then, because counting it looks at every block."""
+
+    used_blocks: list[int]
+    """By group: blocks that requests hold."""
+    cached_blocks: list[int]
+    """By group: unreferenced blocks whose content can still be found."""
+    lifetimes_s: list[float] = []
+    """As `cache.block_watch.BlockTimes`, since the last time; nothing where no sample is asked for."""
+    idle_s: list[float] = []
+    reuse_gaps_s: list[float] = []
 
 
 class EngineCoreOutputs(msgspec.Struct, frozen=True, kw_only=True, tag="outputs"):
@@ -173,6 +188,8 @@ class EngineCoreOutputs(msgspec.Struct, frozen=True, kw_only=True, tag="outputs"
     """Seconds that the step took, where the core is a process of its own."""
     engine: int = 0
     """Number of the core among data-parallel ones."""
+    cache: CacheFigures | None = None
+    """In some steps only, among them each after which nobody runs."""
 
 
 class RequestState(msgspec.Struct, frozen=True, kw_only=True):

@@ -33,7 +33,7 @@ class BlockPool:
 
     A key is a positive whole number that names a block's content; several blocks may hold equal content and so one key.
     Memory is 32 bytes a block, and 4 bytes for each key up to the largest one used. No operation looks at more blocks
-    than it is given or gives.
+    than it is given or gives, unless it says so.
 
     Owns: reference counts, the line of unreferenced blocks, the index from key to blocks.
     Never: knows tokens, requests or groups.
@@ -46,7 +46,7 @@ class BlockPool:
         if num_blocks < 1:
             raise InvariantError(f"a pool of {num_blocks} blocks has no room for the null block")
         self.num_blocks = num_blocks
-        self.on_vacant: Callable[[Keys], None] = _ignore
+        self.on_vacant: Callable[[Keys], None] = lambda keys: None
         """Called with the keys that blocks lost and no other block holds, in the order in which they were lost."""
         self.num_keys_stored = 0
         """Keys given to blocks since the start."""
@@ -98,6 +98,11 @@ class BlockPool:
         """The key of `block`, or `NO_KEY`."""
         return self._keys[block]
 
+    def cached_keys(self) -> npt.NDArray[np.int64]:
+        """The key of each unreferenced block that has one. Looks at every block."""
+        keys: npt.NDArray[np.int64] = self._keys_view[(self._refs_view == 0) & (self._keys_view != NO_KEY)]
+        return keys
+
     def find(self, key: int) -> int:
         """The block that has held `key` longest, or the null block when none does."""
         return self._first[key] if key < len(self._first) else NULL_BLOCK
@@ -124,9 +129,8 @@ class BlockPool:
         if num_plain - rest < MANY:
             blocks = array("Q", self._plain[rest:num_plain])
             blocks.reverse()
-            refs = self._refs
             for block in blocks:
-                refs[block] = 1
+                self._refs[block] = 1
         else:
             blocks = ids_of(self._plain_view[rest:num_plain][::-1])
             self._refs_view[view(blocks)] = 1
@@ -394,7 +398,3 @@ class BlockPool:
             if len(blocks) > self.num_blocks:
                 raise InvariantError("the line of cached blocks runs in a circle")
         return blocks
-
-
-def _ignore(keys: Keys) -> None:
-    """Nobody listens."""

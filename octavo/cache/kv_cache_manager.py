@@ -15,6 +15,7 @@ from octavo.cache.prefix_cache import NO_NODE, PrefixCache
 from octavo.cache.prefix_writer import PrefixWriter
 from octavo.cache.registry import make_group_manager
 from octavo.cache.request_blocks import BlockCounts, ComputedBlocks, PrefixStats, RequestBlocks
+from octavo.cache.usage import GroupBlocks, blocks_by_group
 from octavo.errors import InvariantError
 from octavo.kv.specs import NULL_BLOCK, KVCacheConfig
 from octavo.request import Request
@@ -35,6 +36,7 @@ class KVCacheManager:
         retention_interval: which full blocks of windowed groups enter the prefix cache: None every one, 0 only those
             at the replay boundary of the prompt and at junctions, n also those at every multiple of n tokens.
         admit_whole_prompt: place a new request only when all of its known tokens would fit now.
+        pool: a fresh one of `config.num_blocks`; None makes it.
 
     Raises `ConfigError` for an impossible `retention_interval`.
     """
@@ -46,6 +48,7 @@ class KVCacheManager:
         enable_caching: bool,
         retention_interval: int | None = None,
         admit_whole_prompt: bool = True,
+        pool: BlockPool | None = None,
     ) -> None:
         self.num_blocks = config.num_blocks
         self.max_model_len = config.max_model_len
@@ -55,16 +58,15 @@ class KVCacheManager:
             make_group_manager(group.spec, max_model_len=config.max_model_len, max_chunk_tokens=config.max_chunk_tokens)
             for group in config.groups
         )
-        self._pool = BlockPool(config.num_blocks)
+        self._pool = pool or BlockPool(config.num_blocks)
         self._prefixes = PrefixCache(self._pool, num_groups=max(1, len(self.managers)))
         self._lookup = PrefixLookup(self.managers, self._prefixes)
         self.scheduler_block_size = self._lookup.scheduler_block_size
         """Prefix hits are multiples of this many tokens."""
         self.hash_block_size = self._lookup.hash_block_size
         """Tokens of one step in the chain of prefixes."""
-        self.enable_caching = (
-            enable_caching and bool(self.managers) and all(manager.caches_prefixes for manager in self.managers)
-        )
+        can_cache = bool(self.managers) and all(manager.caches_prefixes for manager in self.managers)
+        self.enable_caching = enable_caching and can_cache
         wanted = retention_interval if self.enable_caching else None
         self._intervals = [manager.retention_interval(wanted, self.scheduler_block_size) for manager in self.managers]
         self._writer = PrefixWriter(
@@ -87,8 +89,7 @@ class KVCacheManager:
         self._held: dict[str, RequestBlocks] = {}
         self._nothing: tuple[list[int], ...] = tuple([] for _ in self.managers)
         self._no_hit = ComputedBlocks(num_tokens=0, tables=tuple([no_ids() for _ in self.managers]))
-        self._query_tokens = 0
-        self._hit_tokens = 0
+        self._query_tokens = self._hit_tokens = 0
 
     def get_computed_blocks(self, request: Request) -> ComputedBlocks:
         """The longest prefix of `request` that is cached in every group. Changes nothing.
@@ -200,6 +201,10 @@ class KVCacheManager:
         pool = self._pool
         return BlockCounts(free=pool.num_plain, cached=pool.num_cached, used=pool.num_used)
 
+    def blocks_by_group(self) -> list[GroupBlocks]:
+        """The blocks of each group. Looks at every block."""
+        return blocks_by_group(self._pool, [held.tables for held in self._held.values()], len(self.managers))
+
     @property
     def num_available_blocks(self) -> int:
         """Blocks that can be handed out now: free and cached ones."""
@@ -254,8 +259,7 @@ class KVCacheManager:
         elif computed.num_tokens and computed.generation != self._prefixes.generation:
             raise InvariantError(f"the hit of request {request.request_id} is stale: look it up again")
         pool, hits = self._pool, computed.tables
-        num_tokens = computed.num_tokens + num_new_tokens
-        copied = computed.copied or self._nothing
+        num_tokens, copied = computed.num_tokens + num_new_tokens, computed.copied or self._nothing
         needed = leave_free + sum(
             [
                 manager.num_new_blocks(len(hit), num_tokens, len(sources))

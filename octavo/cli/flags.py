@@ -179,6 +179,22 @@ PrefixCaching = Annotated[
         rich_help_panel=_CACHE,
     ),
 ]
+KVCacheMetrics = Annotated[
+    bool,
+    typer.Option(
+        "--kv-cache-metrics/--no-kv-cache-metrics",
+        help="Measure how long cached blocks live, lie idle and wait for the next use.",
+        rich_help_panel=_CACHE,
+    ),
+]
+KVCacheMetricsSample = Annotated[
+    float,
+    typer.Option(
+        "--kv-cache-metrics-sample",
+        help="Share of the blocks on which that is measured, above 0 and at most 1.",
+        rich_help_panel=_CACHE,
+    ),
+]
 
 MaxNumBatchedTokens = Annotated[
     int | None,

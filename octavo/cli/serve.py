@@ -140,6 +140,7 @@ def serve(
     block_size: flags.BlockSize = None,
     num_blocks_override: flags.NumBlocksOverride = None,
     kv_cache_dtype: flags.KVCacheDtype = "auto",
+    kv_cache_metrics_sample: flags.KVCacheMetricsSample = 0.01,
     max_num_batched_tokens: flags.MaxNumBatchedTokens = None,
     max_num_seqs: flags.MaxNumSeqs = None,
     scheduling_policy: SchedulingPolicy = "fcfs",
@@ -148,6 +149,7 @@ def serve(
     access_log: AccessLog = True,
     trust_remote_code: flags.TrustRemoteCode = False,
     enable_prefix_caching: flags.PrefixCaching = True,
+    kv_cache_metrics: flags.KVCacheMetrics = False,
 ) -> None:
     """Serve a model over HTTP, with OpenAI's API."""
     given: dict[str, Any] = dict(locals())

@@ -24,8 +24,10 @@ from typing import TypeVar
 
 import msgspec
 
+from octavo.cache.block_watch import WatchedBlockPool
 from octavo.cache.kv_cache_manager import KVCacheManager
 from octavo.config import EngineConfig, ModelConfig, format_bytes, read_environment, resolve_engine_config
+from octavo.engine.cache_count import CacheCount
 from octavo.engine.foresight import refuse_too_little_memory
 from octavo.engine.grammar_table import GrammarTable
 from octavo.engine.intake import build_request
@@ -145,12 +147,16 @@ class EngineCore:
 
     def _build_scheduler(self) -> Scheduler:
         cache, scheduler = self.config.cache, self.config.scheduler
+        num_blocks, share = self.plan.configs[0].num_blocks, cache.metrics_sample
+        pool = None if share is None else WatchedBlockPool(num_blocks, share=share)
         manager = KVCacheManager(
             self.plan.configs[0],
+            pool=pool,
             enable_caching=cache.enable_prefix_caching,
             retention_interval=cache.retention_interval,
             admit_whole_prompt=scheduler.admit_whole_prompt,
         )
+        self._count = CacheCount(manager, pool)
         return Scheduler(scheduler, manager, max_model_len=self.max_model_len)
 
     # -- requests -------------------------------------------------------------------------------------------------
@@ -193,7 +199,7 @@ class EngineCore:
         """
         refused = self._admit_compiled()
         if not self._scheduler.has_unfinished_requests():
-            return EngineCoreOutputs(outputs=refused, stats=self.stats())
+            return EngineCoreOutputs(outputs=refused, stats=self.stats(), cache=self._count.figures(is_idle=True))
         step = self._scheduler.schedule()
         num_step_blocks = self._scheduler.manager.counts().used
         try:
@@ -203,7 +209,11 @@ class EngineCore:
             admitted = [request.request_id for request in step.new_requests]
             self._settle_grammars(outputs, refused)
             return msgspec.structs.replace(
-                outputs, stats=self._with_compiling(outputs.stats), num_step_blocks=num_step_blocks, admitted=admitted
+                outputs,
+                stats=self._with_compiling(outputs.stats),
+                num_step_blocks=num_step_blocks,
+                admitted=admitted,
+                cache=self._count.figures(is_idle=not outputs.stats.num_running),
             )
         except BaseException as error:
             outputs = self._scheduler.fail_step(step, _failure_message(step.step, error))

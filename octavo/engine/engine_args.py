@@ -46,6 +46,7 @@ class EngineOptions(TypedDict, total=False):
     num_blocks_override: int | None
     num_gpu_blocks_override: int | None
     retention_interval: int | None
+    kv_cache_metrics_sample: float | None
     max_num_batched_tokens: int | None
     max_num_seqs: int | None
     scheduling_policy: str
@@ -109,6 +110,7 @@ _FIELDS: dict[str, tuple[str, str, Callable[[Any], Any]]] = {
     "enable_prefix_caching": ("cache", "enable_prefix_caching", _same),
     "num_blocks_override": ("cache", "num_blocks_override", _same),
     "retention_interval": ("cache", "retention_interval", _same),
+    "kv_cache_metrics_sample": ("cache", "metrics_sample", _same),
     "max_num_batched_tokens": ("scheduler", "max_num_batched_tokens", _same),
     "max_num_seqs": ("scheduler", "max_num_seqs", _same),
     "scheduling_policy": ("scheduler", "policy", _same),
@@ -181,6 +183,7 @@ _NUMBERS = {
     "pipeline_parallel_size": int,
     "data_parallel_size": int,
     "memory_utilization": float,
+    "kv_cache_metrics_sample": float,
 }
 
 

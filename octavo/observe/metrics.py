@@ -8,12 +8,14 @@ from collections.abc import Iterable
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
 from octavo.kv.planner import KVCachePlan
-from octavo.messages import EngineCoreOutputs, SchedulerStats
+from octavo.messages import CacheFigures, EngineCoreOutputs, SchedulerStats
+from octavo.observe.group_series import GroupSeries
 from octavo.request import FinishReason
 
 _SECONDS = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80, 160, 640)
 _SHORT = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1, 2.5, 5, 10, 20, 40)
 _COUNTS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10_000, 20_000, 50_000, 100_000, 200_000)
+_LIVES = (0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1, 2, 5, 10, 20, 30, 60, 120, 300, 600, 1200, 1800, 3600, 7200)
 _STEP_TOKENS = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16_384)
 
 STALL_CAUSES = ("nobody_runs", "no_progress", "no_answer")
@@ -49,6 +51,7 @@ class _CoreSeries:
         """Usable blocks and tokens that a core's cache holds."""
         self._told: dict[int, tuple[str, ...]] = {}
         """Labels of what was told of each core's cache."""
+        self.groups = GroupSeries(registry, model_name)
         self._make_counters()
         self._make_gauges()
 
@@ -66,8 +69,15 @@ class _CoreSeries:
         self.queries = self._counter("vllm:prefix_cache_queries", "Tokens looked for in the prefix cache.")
         self.hits = self._counter("vllm:prefix_cache_hits", "Tokens found there.")
         self.starts = self._counter("octavo:engine_core_starts", "Engine cores started, the first included.")
-        self.causes = self._counter("octavo:preemptions_by_cause", "Preemptions.", "cause")
-        self._counts = (self.prompt_tokens, self.generation_tokens, self.cached_tokens, self.preemptions)
+        self.causes = self._counter(
+            "octavo:preemptions_by_cause",
+            "Preemptions: for want of blocks for an output token (output), or for a part of a prompt (prompt).",
+            "cause",
+        )
+        self._counts = (
+            *(self.prompt_tokens, self.generation_tokens, self.cached_tokens),
+            *(self.preemptions, self.queries, self.hits),
+        )
 
     def _make_gauges(self) -> None:
         self.running = self._gauge("vllm:num_requests_running", "Sequences that run.")
@@ -111,6 +121,9 @@ class _CoreSeries:
         self.add(self.starts, engine, 1)
         for counter in self._counts:
             self.add(counter, engine, 0)
+        for cause in ("prompt", "output"):
+            self.causes.labels(self._model_name, str(engine), cause)
+        self.groups.start(groups, figures.usable_blocks, engine)
         for gauge in (self.running, self.waiting, self.usage, self.used_blocks, self.tokens, self.occupancy):
             self._set(gauge, engine, 0)
         is_reusable = bool(groups) and all(group.spec.prefix_cacheable for group in groups)
@@ -130,8 +143,10 @@ class _CoreSeries:
         ):
             self.add(counter, engine, _growth(before, stats, name))
         self._show_waiting(engine, stats.num_waiting - stats.num_parked, stats.num_parked)
-        cause = self.causes.labels(self._model_name, str(engine), "no_free_block")
-        cause.inc(_growth(before, stats, "num_preemptions"))
+        for_prompts = _growth(before, stats, "num_prompt_preemptions")
+        for_outputs = _growth(before, stats, "num_preemptions") - for_prompts
+        for cause, count in (("prompt", for_prompts), ("output", for_outputs)):
+            self.causes.labels(self._model_name, str(engine), cause).inc(count)
         num_usable, capacity = self._sizes.get(engine, (0, 0))
         usage = stats.num_used_blocks / max(1, num_usable)
         for gauge, value in (
@@ -189,6 +204,8 @@ class EngineMetrics:
             ["model_name", "cause"],
             registry=self.registry,
         )
+        for reason in (FinishReason.STOP, FinishReason.LENGTH):
+            self._success.labels(model_name, str(reason))
         for cause in STALL_CAUSES:
             self._stalls.labels(model_name, cause)
         self._make_histograms()
@@ -213,6 +230,16 @@ class EngineMetrics:
         self.decode = make("vllm:request_decode_time_seconds", "From the first token to the last.", _SECONDS)
         self.step_tokens = make("vllm:iteration_tokens_total", "Tokens of a step.", _STEP_TOKENS)
         self.prompt_lengths = make("vllm:request_prompt_tokens", "Tokens of a prompt.", _COUNTS)
+        self.computed_lengths = make(
+            "vllm:request_prefill_kv_computed_tokens", "Tokens of a prompt that no cached prefix held.", _COUNTS
+        )
+        self.block_lifetimes = make(
+            "vllm:kv_block_lifetime_seconds", "Of a cached block, until its content is given up.", _LIVES
+        )
+        self.block_idle = make(
+            "vllm:kv_block_idle_before_evict_seconds", "From a cached block's last use to that.", _LIVES
+        )
+        self.block_gaps = make("vllm:kv_block_reuse_gap_seconds", "Between two uses of a cached block.", _LIVES)
         self.output_lengths = make("vllm:request_generation_tokens", "Tokens of an output.", _COUNTS)
 
     # -- what happens ---------------------------------------------------------------------------------------------
@@ -254,7 +281,9 @@ class EngineMetrics:
                 continue
             if output.new_token_ids:
                 if times.first_token is None:
-                    self._cores.add(self._cores.cached_tokens, outputs.engine, max(0, output.num_cached_tokens))
+                    num_cached = max(0, output.num_cached_tokens)
+                    self._cores.add(self._cores.cached_tokens, outputs.engine, num_cached)
+                    self.computed_lengths.observe(times.num_prompt_tokens - num_cached)
                 self._note_tokens(times, len(output.new_token_ids), now)
             if output.finish_reason is not None:
                 self._finish(self._sequences.pop(output.request_id), now)
@@ -268,6 +297,18 @@ class EngineMetrics:
             if times.engine == outputs.engine
         )
         self._cores.show(outputs.stats, outputs.engine, held)
+        if outputs.cache is not None:
+            self._note_cache(outputs.cache, outputs.engine)
+
+    def _note_cache(self, figures: CacheFigures, engine: int) -> None:
+        self._cores.groups.show(figures, engine)
+        for histogram, seconds in (
+            (self.block_lifetimes, figures.lifetimes_s),
+            (self.block_idle, figures.idle_s),
+            (self.block_gaps, figures.reuse_gaps_s),
+        ):
+            for value in seconds:
+                histogram.observe(value)
 
     def _note_tokens(self, times: RequestTimes, num_tokens: int, now: float) -> None:
         times.num_tokens += num_tokens

@@ -17,9 +17,13 @@ NUM_SHOWN = 8
 
 
 def stats_of(
-    manager: KVCacheManager, running: RunningList, waiting: RequestQueue, forks: Forks, num_preemptions: int
+    manager: KVCacheManager,
+    running: RunningList,
+    waiting: RequestQueue,
+    forks: Forks,
+    preemptions: tuple[int, int],
 ) -> SchedulerStats:
-    """The counts after a step."""
+    """The counts after a step. `preemptions`: of all, and of those for a prompt."""
     counts, prefixes = manager.counts(), manager.prefix_stats()
     return SchedulerStats(
         num_running=len(running),
@@ -28,7 +32,8 @@ def stats_of(
         num_free_blocks=counts.free,
         num_cached_blocks=counts.cached,
         num_used_blocks=counts.used,
-        num_preemptions=num_preemptions,
+        num_preemptions=preemptions[0],
+        num_prompt_preemptions=preemptions[1],
         prefix_query_tokens=prefixes.query_tokens,
         prefix_hit_tokens=prefixes.hit_tokens,
         num_parked=forks.num_parked,

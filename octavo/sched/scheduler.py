@@ -87,7 +87,7 @@ class Scheduler:
         self._aborted_under_way: list[Entry] = []
         self._blocked: tuple[Entry, int, int] | None = None
         """The waiting entry that found no room, and how many blocks were available and requests running then."""
-        self._num_added = self._num_steps = self._num_preemptions = 0
+        self._num_added = self._num_steps = self._num_preemptions = self._num_prompt_preemptions = 0
 
     # -- requests come and go -------------------------------------------------------------------------------------
 
@@ -142,7 +142,8 @@ class Scheduler:
         return self.manager.reset_prefix_cache()
 
     def stats(self) -> SchedulerStats:
-        return stats_of(self.manager, self._running, self._waiting, self.forks, self._num_preemptions)
+        preemptions = (self._num_preemptions, self._num_prompt_preemptions)
+        return stats_of(self.manager, self._running, self._waiting, self.forks, preemptions)
 
     def state(self) -> CoreState:
         """What there is and who is first. Changes nothing."""
@@ -212,14 +213,16 @@ class Scheduler:
 
     def _make_room(self, entry: Entry, num_new: int, position: int) -> tuple[list[int], ...] | None:
         """As `_allocate`, at the cost of kept blocks, then of the running requests from `position` on."""
-        while self.forks.reclaim() or self._preempt_worst(position):
+        for_prompt = not entry.request.num_output_tokens
+        while self.forks.reclaim() or self._preempt_worst(position, for_prompt=for_prompt):
             block_ids = self._allocate(entry, num_new)[1]
             if block_ids is not None:
                 return block_ids
         return None
 
-    def _preempt_worst(self, first: int) -> bool:
-        """Preempt the worst unprotected request from place `first` on; False when there is none."""
+    def _preempt_worst(self, first: int, *, for_prompt: bool) -> bool:
+        """Preempt the worst unprotected request from place `first` on; False when there is none. `for_prompt`: for a
+        further part of a prompt, not for an output token."""
         entry = self._running.pop_worst(first)
         if entry is None:
             return False
@@ -229,6 +232,7 @@ class Scheduler:
         request.num_preemptions += 1
         request.status = RequestStatus.PREEMPTED
         self._num_preemptions += 1
+        self._num_prompt_preemptions += for_prompt
         self._forget.append(request.request_id)
         self._waiting.push(entry)
         return True

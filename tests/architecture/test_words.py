@@ -22,10 +22,10 @@ output outputs override packed paged parallel parameters params parser part part
 placement plain post prepared probe probed process processor question queue raw reading ready reason reasoning
 record recorder recurrence reference refused replaced report request reset restarts retained rotary row rows rule
 rules run runnable runner running sampler sampling scheduler scratch screen search section seen segment sent
-sentence sequence server settings shape shares sink sliding small socket source special splitting stages start
-started state static stats status stop stream strided strings stuck switch table talk task team template text thread
-threaded throughput tile times token tokenize tokenizer tokens told too tool traffic type unsupported update usage
-vector vocabulary watchdog weight weights work worker wrapper writer
+sentence sequence series server settings shape shares sink sliding small socket source special splitting stages
+start started state static stats status stop stream strided strings stuck switch table talk task team template text
+thread threaded throughput tile times token tokenize tokenizer tokens told too tool traffic type unsupported update
+usage vector vocabulary watchdog watched weight weights work worker wrapper writer
 """
 """Words in everyday use, or in the everyday use of the field, that need no entry in the glossary."""
 

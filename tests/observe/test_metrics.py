@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from octavo.messages import EngineCoreOutput, EngineCoreOutputs, SchedulerStats
+from octavo.messages import CacheFigures, EngineCoreOutput, EngineCoreOutputs, SchedulerStats
 from octavo.observe.metrics import EngineMetrics, ThroughputMeter
 from octavo.request import FinishReason
 from tests.engine.fake_plan import FAKE_PLAN
@@ -70,6 +70,7 @@ def test_the_times_of_a_request(metrics: EngineMetrics) -> None:
         ("vllm:prompt_tokens_cached_total", 4.0),
         ("vllm:generation_tokens_total", 3.0),
         ("vllm:iteration_tokens_total_count", 4.0),
+        ("vllm:request_prefill_kv_computed_tokens_sum", 6.0),
     ):
         assert _value(metrics, name) == value, name
 
@@ -92,8 +93,10 @@ def test_where_the_cache_stands(metrics: EngineMetrics) -> None:
 
 def test_counters_go_on_where_a_new_core_counts_from_nothing(metrics: EngineMetrics) -> None:
     metrics.step_ended(_step([], stats=msgspec.structs.replace(STATS, num_preemptions=3)), now=1.0)
-    metrics.step_ended(_step([], stats=msgspec.structs.replace(STATS, num_preemptions=5)), now=2.0)
-    assert _value(metrics, "octavo:preemptions_by_cause_total", cause="no_free_block") == 5
+    stats = msgspec.structs.replace(STATS, num_preemptions=5, num_prompt_preemptions=1)
+    metrics.step_ended(_step([], stats=stats), now=2.0)
+    assert _value(metrics, "octavo:preemptions_by_cause_total", cause="output") == 4
+    assert _value(metrics, "octavo:preemptions_by_cause_total", cause="prompt") == 1
     metrics.core_started(FAKE_PLAN)
     metrics.step_ended(_step([], stats=msgspec.structs.replace(STATS, num_preemptions=1)), now=3.0)
     assert _value(metrics, "vllm:num_preemptions_total") == 6
@@ -155,3 +158,49 @@ def test_why_sequences_wait_and_how_short_a_prefix_is_found(metrics: EngineMetri
     assert _value(metrics, "vllm:num_requests_waiting") == 5
     assert _value(metrics, "vllm:num_requests_waiting_by_reason", reason="capacity") == 3
     assert _value(metrics, "vllm:num_requests_waiting_by_reason", reason="deferred") == 2
+
+
+def test_the_lives_of_blocks_and_what_each_group_has(metrics: EngineMetrics) -> None:
+    kind = FAKE_PLAN.configs[0].groups[0].spec.kind
+    labels = {"group": "0", "kind": kind}
+    assert _value(metrics, "octavo:kv_cache_group_used_blocks", **labels) == 0
+    cache = CacheFigures(
+        used_blocks=[11], cached_blocks=[3], lifetimes_s=[5.0, 7.0], idle_s=[1.0, 2.0], reuse_gaps_s=[0.5]
+    )
+    metrics.step_ended(_step([], cache=cache), now=1.0)
+    metrics.step_ended(_step([]), now=2.0)
+    for name, value in (
+        ("vllm:kv_block_lifetime_seconds_sum", 12.0),
+        ("vllm:kv_block_lifetime_seconds_count", 2.0),
+        ("vllm:kv_block_idle_before_evict_seconds_sum", 3.0),
+        ("vllm:kv_block_reuse_gap_seconds_sum", 0.5),
+    ):
+        assert _value(metrics, name) == value, name
+    assert _value(metrics, "octavo:kv_cache_group_used_blocks", **labels) == 11
+    assert _value(metrics, "octavo:kv_cache_group_cached_blocks", **labels) == 3
+    assert _value(metrics, "octavo:kv_cache_group_usage_perc", **labels) == pytest.approx(
+        11 / FAKE_PLAN.figures.usable_blocks
+    )
+
+
+COUNTERS = """
+prompt_tokens generation_tokens num_preemptions request_success prefix_cache_queries prefix_cache_hits
+prompt_tokens_cached
+"""
+GAUGES = (
+    "num_requests_running num_requests_waiting num_requests_waiting_by_reason kv_cache_usage_perc cache_config_info"
+)
+HISTOGRAMS = """
+time_to_first_token_seconds inter_token_latency_seconds request_time_per_output_token_seconds
+e2e_request_latency_seconds request_queue_time_seconds request_prefill_time_seconds request_decode_time_seconds
+iteration_tokens_total request_prompt_tokens request_generation_tokens request_prefill_kv_computed_tokens
+kv_block_lifetime_seconds kv_block_idle_before_evict_seconds kv_block_reuse_gap_seconds
+"""
+
+
+def test_every_name_that_dashboards_ask_for_is_there_from_the_start(metrics: EngineMetrics) -> None:
+    names = {line.partition("{")[0] for line in metrics.exposition().decode().splitlines() if line[0] != "#"}
+    wanted = [f"vllm:{name}_total" for name in COUNTERS.split()]
+    wanted += [f"vllm:{name}" for name in GAUGES.split()]
+    wanted += [f"vllm:{name}_{end}" for name in HISTOGRAMS.split() for end in ("bucket", "sum", "count")]
+    assert [name for name in wanted if name not in names] == []

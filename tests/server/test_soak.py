@@ -34,7 +34,11 @@ class Served:
         command += ["--kv-memory", "256MiB", "--max-waiting", str(2 * NUM_STREAMS), "--no-access-log"]
         self._out = self.log.open("w")
         self.process = subprocess.Popen(command, stdout=self._out, stderr=self._out)
-        self.url = self._address()
+        try:
+            self.url = self._address()
+        except BaseException:
+            self.kill()
+            raise
 
     def _address(self) -> str:
         deadline = time.monotonic() + 300
@@ -75,6 +79,11 @@ class Served:
     def stop(self) -> None:
         self.process.terminate()
         assert self.process.wait(120) == 0
+
+    def kill(self) -> None:
+        for process in self.processes() if self.process.poll() is None else []:
+            process.kill()
+        self.process.wait()
         self._out.close()
 
 
@@ -85,8 +94,7 @@ def served(tmp_path: Path) -> Iterator[Served]:
         yield server
         server.stop()
     finally:
-        for process in server.processes() if server.process.poll() is None else []:
-            process.kill()
+        server.kill()
 
 
 @pytest.mark.timeout(1800)
@@ -141,12 +149,18 @@ def test_ten_minutes_of_mixed_traffic_leave_nothing_behind(served: Served) -> No
         limits = httpx.Limits(max_connections=64)
         async with httpx.AsyncClient(base_url=served.url, timeout=300, limits=limits) as client:
             ends = time.monotonic() + SOAK_S
-            while time.monotonic() < ends:
-                round_ends = time.monotonic() + SOAK_S / 20
-                while time.monotonic() < round_ends:
-                    await asyncio.gather(*(one(client) for _ in range(32)))
-                memory.append(served.rss())
-                files.append(served.num_files())
+
+            async def ask_on() -> None:
+                while time.monotonic() < ends:
+                    await one(client)
+
+            async with asyncio.TaskGroup() as group:
+                for _ in range(32):
+                    group.create_task(ask_on())
+                for _ in range(20):
+                    await asyncio.sleep(SOAK_S / 20)
+                    memory.append(served.rss())
+                    files.append(served.num_files())
 
     asyncio.run(main())
     served.until_idle()
