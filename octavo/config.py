@@ -200,6 +200,8 @@ class ModelSource(msgspec.Struct, frozen=True, kw_only=True):
     max_model_len: int | None = None
     """Longest prompt + output in tokens; None is the model's own maximum, -1 the longest that fits the budget."""
     load_format: Literal["auto", "dummy"] = "auto"
+    generation_config: str = "auto"
+    """Whose sampling defaults: `auto` is the model's own file, `vllm` none, else a folder or file."""
     trust_remote_code: bool = False
     seed: int = 0
     """Seeds random weights (`dummy`) and requests that bring no seed of their own when sampling."""
@@ -387,12 +389,8 @@ def _check_model(source: ModelSource) -> None:
     quantization = source.quantization
     _check(quantization in QUANTIZATIONS, "--quantization", quantization, "one of " + ", ".join(QUANTIZATIONS))
     length = source.max_model_len
-    _check(
-        length is None or length == -1 or 2 <= length <= INT32_MAX,
-        "--max-model-len",
-        length,
-        f"at least 2 (a prompt and its first output token) and at most {INT32_MAX}, or -1 (auto) for what fits",
-    )
+    allowed = f"at least 2 (a prompt and its first output token) and at most {INT32_MAX}, or -1 (auto) for what fits"
+    _check(length is None or length == -1 or 2 <= length <= INT32_MAX, "--max-model-len", length, allowed)
 
 
 def _check(holds: bool, flag: str, value: object, allowed: str) -> None:  # noqa: FBT001

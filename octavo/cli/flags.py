@@ -91,6 +91,15 @@ MaxModelLen = Annotated[
 LoadFormat = Annotated[
     str, typer.Option(help="auto, or dummy for random weights from the config alone.", rich_help_panel=_MODEL)
 ]
+GenerationConfig = Annotated[
+    str,
+    typer.Option(
+        "--generation-config",
+        help="Sampling defaults of requests: auto is the model's generation_config.json, vllm none, else a folder.",
+        rich_help_panel=_MODEL,
+        metavar="PATH",
+    ),
+]
 TrustRemoteCode = Annotated[
     bool, typer.Option("--trust-remote-code", help="Run code that the model brings along.", rich_help_panel=_MODEL)
 ]

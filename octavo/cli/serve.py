@@ -129,6 +129,7 @@ def serve(
     dtype: flags.Dtype = "auto",
     max_model_len: flags.MaxModelLen = None,
     load_format: flags.LoadFormat = "auto",
+    generation_config: flags.GenerationConfig = "auto",
     device: flags.Device = "auto",
     tensor_parallel_size: flags.TensorParallelSize = 1,
     data_parallel_size: flags.DataParallelSize = 1,

@@ -69,6 +69,7 @@ def run(flags: Mapping[str, Any]) -> None:
 
     def on_ready(engine: Any) -> None:
         logger.info("%s", capacity_line(engine.plan, device="GPU" if flags["device"] == "cuda" else "CPU"))
+        _tell_defaults(engine.sampling_defaults)
         logger.info("Octavo %s serves %s at %s", __version__, ", ".join(settings.served_model_names), where)
 
     serve = serving.serve(
@@ -106,6 +107,12 @@ def _warn(flags: Mapping[str, Any], settings: Any) -> None:
         logger.warning("--trust-remote-code: Python code of the model's repository runs in this server.")
     if settings.uds is None and settings.host not in LOOPBACKS and not settings.api_keys:
         logger.warning("Anybody who can reach %s can use this server: it asks for no --api-key.", settings.host)
+
+
+def _tell_defaults(defaults: Mapping[str, Any]) -> None:
+    if defaults:
+        told = ", ".join(f"{name} {value}" for name, value in defaults.items())
+        logger.info("Sampling defaults of the model: %s (--generation-config vllm leaves them out)", told)
 
 
 def _tell_stage(stage: StageReport) -> None:

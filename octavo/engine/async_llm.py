@@ -92,6 +92,7 @@ class AsyncLLM:
             raise
         self._check_alive()
         self._tokenizer = reading.result().tokenizer
+        self.sampling_defaults = reading.result().sampling_defaults
         self._post = PostOffice(self._tokenizer, self._observer)
         self._take_over(starting.result())
 
@@ -168,6 +169,10 @@ class AsyncLLM:
     def core_pid(self) -> int:
         """Process id of the engine core, the first one where there are several."""
         return self._client.pid
+
+    def get_default_sampling_params(self) -> SamplingParams:
+        """As `LLM.get_default_sampling_params`."""
+        return SamplingParams(**self.sampling_defaults)
 
     def get_tokenizer(self) -> Tokenizer:
         """The tokenizer that prompts go through."""
@@ -336,6 +341,7 @@ class AsyncLLM:
             max_model_len=self.max_model_len,
             max_position=ready.model_config.max_position,
             vocab_size=self.vocab_size,
+            defaults=self.sampling_defaults,
         )
         self.state = EngineState.RUNNING
 

@@ -34,6 +34,7 @@ class EngineOptions(TypedDict, total=False):
     quantization: str | None
     max_model_len: int | None
     load_format: str
+    generation_config: str
     trust_remote_code: bool
     seed: int | None
     block_size: int | None
@@ -101,6 +102,7 @@ _FIELDS: dict[str, tuple[str, str, Callable[[Any], Any]]] = {
     "quantization": ("model", "quantization", _same),
     "max_model_len": ("model", "max_model_len", _same),
     "load_format": ("model", "load_format", _same),
+    "generation_config": ("model", "generation_config", _path),
     "trust_remote_code": ("model", "trust_remote_code", _same),
     "seed": ("model", "seed", _same),
     "block_size": ("cache", "block_size", _same),

@@ -10,6 +10,7 @@ import itertools
 import operator
 from collections import UserString
 from collections.abc import Iterable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, TypeGuard
 
 import msgspec
@@ -82,8 +83,17 @@ class InputProcessor:
         vocab_size: tokens that the model knows, which may be fewer than the tokenizer makes.
     """
 
-    def __init__(self, tokenizer: VocabularySource, *, max_model_len: int, max_position: int, vocab_size: int) -> None:
+    def __init__(
+        self,
+        tokenizer: VocabularySource,
+        *,
+        max_model_len: int,
+        max_position: int,
+        vocab_size: int,
+        defaults: Mapping[str, Any] = MappingProxyType({}),
+    ) -> None:
         self._tokenizer = tokenizer
+        self._defaults = defaults
         self._max_model_len = max_model_len
         self._max_position = max_position
         self._vocab_size = vocab_size
@@ -102,7 +112,7 @@ class InputProcessor:
     ) -> list[PromptRequest]:
         """All prompts as requests, in order. Raises `RequestError` that names the first bad one; then none exists."""
         listed = list_prompts(prompts)
-        wanted = SamplingParams() if sampling_params is None else sampling_params
+        wanted = SamplingParams(**self._defaults) if sampling_params is None else sampling_params
         params = _one_each(wanted, len(listed), "sampling_params", SamplingParams)
         priorities = _one_each(priority, len(listed), "priority", int)
         requests = []

@@ -22,6 +22,7 @@ from octavo.engine.output_processor import OutputProcessor, describe_beams
 from octavo.engine.outputs import BeamSearchOutput, RequestOutput
 from octavo.engine.preparation import OnStage, Prepared, find_files, read_tokenizer, render_chat
 from octavo.engine.run import Run
+from octavo.engine.sampling_defaults import read_sampling_defaults
 from octavo.engine.tokenizer import Tokenizer
 from octavo.engine.turn import Turn
 from octavo.errors import RequestError
@@ -65,8 +66,11 @@ class LLM:
         # The tokenizer needs nothing of the model, and its parsing leaves this thread free while weights are read.
         with ThreadPoolExecutor(max_workers=1, thread_name_prefix="tokenizer") as pool:
             if prepared is None:
-                reading = pool.submit(read_tokenizer, config, find_files(config, report), report)
+                files = find_files(config, report)
+                self._defaults = read_sampling_defaults(config.model.generation_config, files)
+                reading = pool.submit(read_tokenizer, config, files, report)
             else:
+                self._defaults = prepared.sampling_defaults
                 reading = pool.submit(lambda: prepared.tokenizer)
             self._client = start_client(config, report)
             try:
@@ -79,6 +83,7 @@ class LLM:
             max_model_len=self.max_model_len,
             max_position=self._client.model_config.max_position,
             vocab_size=self._client.model_config.vocab_size,
+            defaults=self._defaults,
         )
         self._client.share_grammars(self._inputs.grammars)
         self._outputs = OutputProcessor(self._tokenizer)
@@ -104,6 +109,10 @@ class LLM:
         """Longest prompt + output in tokens."""
         return self._client.max_model_len
 
+    def get_default_sampling_params(self) -> SamplingParams:
+        """What prompts without parameters of their own get: those of the model's `generation_config.json`."""
+        return SamplingParams(**self._defaults)
+
     def get_tokenizer(self) -> Tokenizer:
         """The tokenizer that prompts go through."""
         return self._tokenizer
@@ -122,7 +131,7 @@ class LLM:
         Parameters:
             prompts: one prompt or a sequence: a text, token ids, `{"prompt": text}` or `{"prompt_token_ids": ids}`; a
                 dict may also hold a `"cache_salt"`.
-            sampling_params: for all prompts, or one for each; None is `SamplingParams()`.
+            sampling_params: for all prompts, or one for each; None is `get_default_sampling_params()`.
             use_tqdm: show progress on stderr where that is a terminal.
             lora_request: must be None: adapters are not supported.
             priority: for all prompts, or one for each; smaller runs first under the priority policy.

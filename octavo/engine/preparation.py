@@ -6,8 +6,9 @@ Nothing here needs torch: the command line prepares while torch is imported, and
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -17,6 +18,7 @@ from octavo.engine.grammar_compiler import GrammarCompiler
 from octavo.engine.grammar_vocabulary import vocabulary_of
 from octavo.engine.input_processor import InputProcessor, Prompt
 from octavo.engine.intake import check_requests
+from octavo.engine.sampling_defaults import read_sampling_defaults
 from octavo.engine.tokenizer import Tokenizer, load_tokenizer
 from octavo.formats.model_config import load_model_config
 from octavo.formats.source import ModelFiles, locate, locate_tokenizer
@@ -51,10 +53,11 @@ class Prepared(msgspec.Struct, frozen=True, kw_only=True):
 
     model_config: ModelConfig
     tokenizer: Tokenizer
+    sampling_defaults: Mapping[str, Any] = {}
 
 
 def prepare(config: EngineConfig, on_stage: OnStage) -> Prepared:
-    """Find the files that `config` names and read what is not weights. Raises as the three functions it calls.
+    """Find the files that `config` names and read what is not weights. Raises as the functions it calls.
 
     Weights that this process will load on a CPU are read ahead from here on, until they are loaded or `stop_reading`.
     """
@@ -64,7 +67,9 @@ def prepare(config: EngineConfig, on_stage: OnStage) -> Prepared:
         dtype = fastest_dtype() if model.dtype == "auto" else model.dtype
         form = Form(dtype, stays_coded(model.quantization, dtype))
         read_ahead(files.weight_paths, form, min(_MOST_READERS, max(1, usable_cores() - 1)))
-    return Prepared(model_config=load_model_config(files), tokenizer=read_tokenizer(config, files, on_stage))
+    defaults = read_sampling_defaults(config.model.generation_config, files)
+    tokenizer = read_tokenizer(config, files, on_stage)
+    return Prepared(model_config=load_model_config(files), tokenizer=tokenizer, sampling_defaults=defaults)
 
 
 def _loads_here(config: EngineConfig, files: ModelFiles) -> bool:

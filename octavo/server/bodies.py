@@ -5,6 +5,7 @@ A field that is not here is accepted and logged once: clients send what other se
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -68,12 +69,14 @@ class GenerationBody(BaseModel):
     priority: int | None = None
     return_token_ids: bool | None = None
 
-    def sampling(self, settings: ServerSettings, **more: Any) -> SamplingParams:
-        """How to choose tokens; `more` are fields whose meaning differs between endpoints.
+    def sampling(self, settings: ServerSettings, defaults: Mapping[str, Any], **more: Any) -> SamplingParams:
+        """How to choose tokens; `more` are fields whose meaning differs between endpoints, and `defaults` stand for
+        what the body says nothing of.
 
         Raises `RequestError` for what `SamplingParams` refuses, and `ServerError` above a limit of the server.
         """
-        fields = {name: value for name in PASSED_ON if (value := getattr(self, name)) is not None}
+        given = {name: value for name in PASSED_ON if (value := getattr(self, name)) is not None}
+        fields = {**defaults, **given}
         if self.logit_bias is not None:
             fields["logit_bias"] = {_token_id(text): bias for text, bias in self.logit_bias.items()}
         form = wanted_form(self.response_format, self.structured_outputs)

@@ -35,9 +35,11 @@ class Chats(Endpoint):
         form = self._form(body, reading)
         max_tokens = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
         num_top = body.top_logprobs if body.logprobs else None
+        defaults = self.engine.sampling_defaults
         sampling = body.sampling(
             self.settings,
-            max_tokens=max_tokens,
+            defaults,
+            max_tokens=defaults.get("max_tokens") if max_tokens is None else max_tokens,
             logprobs=(num_top or 0) if body.logprobs else None,
             structured_outputs=form,
         )

@@ -32,6 +32,7 @@ class Completions(Endpoint):
         prompt_logprobs = body.logprobs if body.echo and body.prompt_logprobs is None else body.prompt_logprobs
         sampling = body.sampling(
             self.settings,
+            self.engine.sampling_defaults,
             max_tokens=1 if echoes_only else 16 if body.max_tokens is None else body.max_tokens,
             logprobs=body.logprobs,
             prompt_logprobs=prompt_logprobs,

@@ -28,6 +28,7 @@ ENGINE_OPTIONS = (
     "kv_memory",
     "max_model_len",
     "block_size",
+    "generation_config",
     "data_parallel_size",
 )
 

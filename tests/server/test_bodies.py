@@ -18,14 +18,14 @@ def test_every_field_that_is_passed_on_is_one_of_both() -> None:
 
 def test_null_and_absent_are_the_engines_own_defaults() -> None:
     body = CompletionBody.model_validate({"prompt": "a", **dict.fromkeys(PASSED_ON)})
-    assert body.sampling(ServerSettings()) == SamplingParams()
+    assert body.sampling(ServerSettings(), {}) == SamplingParams()
 
 
 def test_values_arrive_as_they_were_sent() -> None:
     body = ChatBody.model_validate(
         {"messages": [{}], "temperature": 0, "top_k": 3, "stop": "x", "logit_bias": {"7": -1}, "seed": 5, "what": 1}
     )
-    sampling = body.sampling(ServerSettings(), max_tokens=None)
+    sampling = body.sampling(ServerSettings(), {}, max_tokens=None)
     assert sampling == SamplingParams(
         temperature=0, top_k=3, stop=("x",), logit_bias={7: -1.0}, seed=5, max_tokens=None
     )
@@ -34,14 +34,21 @@ def test_values_arrive_as_they_were_sent() -> None:
 
 def test_limits_are_the_servers() -> None:
     body = CompletionBody(prompt="a")
-    assert body.sampling(ServerSettings(max_logprobs=-1), logprobs=-1).logprobs == -1
+    assert body.sampling(ServerSettings(max_logprobs=-1), {}, logprobs=-1).logprobs == -1
     with pytest.raises(ServerError, match="allows 3"):
-        body.sampling(ServerSettings(max_logprobs=3), prompt_logprobs=4)
+        body.sampling(ServerSettings(max_logprobs=3), {}, prompt_logprobs=4)
     check_limit("n", 3, 3)
 
 
 def test_a_form_is_handed_to_the_engine() -> None:
     body = ChatBody(messages=[{"role": "user"}], response_format={"type": "json_object"})
-    assert body.sampling(ServerSettings()).structured_outputs == StructuredOutputsParams(json_object=True)
+    assert body.sampling(ServerSettings(), {}).structured_outputs == StructuredOutputsParams(json_object=True)
     body = CompletionBody(prompt="a", structured_outputs={"choice": ["a"]})
-    assert body.sampling(ServerSettings()).structured_outputs == StructuredOutputsParams(choice=["a"])
+    assert body.sampling(ServerSettings(), {}).structured_outputs == StructuredOutputsParams(choice=["a"])
+
+
+def test_defaults_stand_for_what_is_not_given_and_for_null() -> None:
+    defaults = {"temperature": 0.6, "top_k": 20, "max_tokens": 7}
+    body = CompletionBody(prompt="a", temperature=0.1, top_k=None)
+    sampling = body.sampling(ServerSettings(), defaults, max_tokens=16)
+    assert (sampling.temperature, sampling.top_k, sampling.max_tokens) == (0.1, 20, 16)

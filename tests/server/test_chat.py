@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import openai
 import pytest
 
+from octavo import AsyncLLM, SamplingParams
 from tests.engine.fake_process import install_fake_process
 from tests.server.running import RunningServer, running
 from tests.server.test_completions import events
@@ -191,3 +193,29 @@ def test_reasoning_that_has_begun_can_have_no_form(caller: openai.OpenAI) -> Non
     with pytest.raises(openai.BadRequestError, match="inside the model's reasoning"):
         caller.chat.completions.create(**asked, extra_body=template)
     caller.chat.completions.create(**asked, extra_body={**template, "separate_reasoning": False})
+
+
+@pytest.mark.usefixtures("fake_process")
+def test_the_models_sampling_defaults_hold_where_a_request_is_silent(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "generation_config.json").write_text('{"temperature": 0.25, "top_p": 0.5, "max_new_tokens": 2}')
+    seen: list[SamplingParams] = []
+    prepare = AsyncLLM.prepare
+
+    async def watched(self: AsyncLLM, prompts: Any, sampling: SamplingParams, **more: Any) -> Any:
+        seen.append(sampling)
+        return await prepare(self, prompts, sampling, **more)
+
+    monkeypatch.setattr(AsyncLLM, "prepare", watched)
+    messages = [{"role": "user", "content": "abcdef"}]
+    with running(generation_config=str(tmp_path)) as server:
+        answer = server.post("/v1/chat/completions", messages=messages).json()
+        assert answer["usage"]["completion_tokens"] == 2
+        server.post("/v1/chat/completions", messages=messages, temperature=1, max_tokens=3, top_p=None)
+        server.post("/v1/completions", prompt="abc")
+    assert [(one.temperature, one.top_p, one.max_tokens) for one in seen] == [
+        (0.25, 0.5, 2),
+        (1, 0.5, 3),
+        (0.25, 0.5, 16),
+    ]
