@@ -11,6 +11,9 @@ from octavo.server.failures import ServerError
 OPEN_PATHS = frozenset({"/", "/health", "/ping", "/version", "/metrics"})
 """Paths that need no key: they tell nothing of what is asked and answered."""
 
+PUBLIC = "public"
+"""Stands for every owner in a salt; no owner is called so, because owners are hexadecimal numbers."""
+
 
 class Access:
     """Owns: the API keys, as digests. Never: keeps or logs a key that a client sent."""
@@ -39,11 +42,15 @@ class Access:
             )
         return given.hex()[:32]
 
-    def salt_of(self, owner: str | None, cache_salt: str | None) -> str | None:
-        """The salt of a request's prefixes: other owners' requests, and other salts', find none of them."""
+    def salt_of(self, owner: str | None, cache_salt: str | None, *, is_public: bool = False) -> str | None:
+        """The salt of a request's prefixes: other owners' requests, and other salts', find none of them.
+
+        A request that `is_public` shares them with the public requests of all owners, and with no others.
+        """
         if owner is None or self._shares_prefixes:
             return cache_salt
-        return owner if cache_salt is None else f"{owner}:{cache_salt}"
+        whose = PUBLIC if is_public else owner
+        return whose if cache_salt is None else f"{whose}:{cache_salt}"
 
 
 def _digest(key: str) -> bytes:

@@ -66,6 +66,7 @@ class GenerationBody(BaseModel):
     response_format: dict[str, Any] | None = None
     user: str | None = None
     cache_salt: str | None = None
+    public_prefix: bool | None = None
     priority: int | None = None
     return_token_ids: bool | None = None
 

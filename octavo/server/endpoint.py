@@ -88,7 +88,7 @@ class Endpoint:
             if not body.cache_salt:
                 raise ServerError(400, "cache_salt is empty.", param="cache_salt")
         owner = http.state.owner
-        salt = self.access.salt_of(owner, body.cache_salt)
+        salt = self.access.salt_of(owner, body.cache_salt, is_public=body.public_prefix is True)
         return [msgspec.structs.replace(request, cache_salt=salt, owner=owner) for request in requests]
 
     async def answer(self, http: Request, body: GenerationBody, answer: Answer) -> Response:

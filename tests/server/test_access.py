@@ -31,3 +31,14 @@ def test_each_owner_has_a_salt_of_its_own_that_tells_no_key() -> None:
     assert not any("key" in str(salt) for salt in salts)
     shared = Access(["key-1"], shares_prefixes=True)
     assert shared.salt_of(shared.identify("Bearer key-1"), "s") == "s"
+
+
+def test_public_requests_of_all_owners_have_one_salt_that_is_nobodys_own() -> None:
+    access = Access(["key-1", "key-2"], shares_prefixes=False)
+    one, two = access.identify("Bearer key-1"), access.identify("Bearer key-2")
+    for salt in (None, "s"):
+        assert access.salt_of(one, salt, is_public=True) == access.salt_of(two, salt, is_public=True)
+    salts = {access.salt_of(owner, salt) for owner in (one, two, None) for salt in (None, "s")}
+    assert access.salt_of(one, None, is_public=True) not in salts
+    assert access.salt_of(one, "s", is_public=True) not in salts
+    assert access.salt_of(None, "s", is_public=True) == "s"
