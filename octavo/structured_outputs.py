@@ -16,6 +16,11 @@ MAX_FORM_CHARS = 2**18
 
 MAX_CHOICES = 10_000
 
+MAX_MARK_CHARS = 64
+"""Longest mark around reasoning."""
+
+_MARK = f"a mark of 1 to {MAX_MARK_CHARS} characters"
+_OPTIONAL = ("json", "regex", "choice", "grammar", "whitespace_pattern", "reasoning_end", "reasoning_begin")
 _KINDS = ("json", "regex", "choice", "grammar", "json_object")
 
 
@@ -40,6 +45,11 @@ class StructuredOutputsParams(msgspec.Struct, frozen=True, kw_only=True, metacla
     """True: no white space between the parts of a JSON value."""
     whitespace_pattern: str | None = None
     """What may stand between the parts of a JSON value: a regular expression."""
+    reasoning_end: str | None = None
+    """A mark such as `</think>`, behind which the form begins: until then the output is any text, and cannot end."""
+    reasoning_begin: str | None = None
+    """The mark with which that text begins: an output that begins otherwise has the form from its start. None: the
+    prompt ends in reasoning, so the text is always there. Only with `reasoning_end`."""
 
     REFUSED: ClassVar[dict[str, str]] = {
         "structural_tag": "Write a grammar with the tags in it.",
@@ -49,7 +59,7 @@ class StructuredOutputsParams(msgspec.Struct, frozen=True, kw_only=True, metacla
     """Fields of other engines that are not supported -> what to do instead."""
 
     def __post_init__(self) -> None:
-        read_fields(self, _READERS, optional=("json", "regex", "choice", "grammar", "whitespace_pattern"))
+        read_fields(self, _READERS, optional=_OPTIONAL)
         given = [name for name in _KINDS if getattr(self, name) not in (None, False)]
         if len(given) != 1:
             what = f"{' and '.join(given)} at once" if given else "none of " + ", ".join(_KINDS)
@@ -69,6 +79,13 @@ class StructuredOutputsParams(msgspec.Struct, frozen=True, kw_only=True, metacla
             (self.regex != "" and self.grammar != "", kind, "text that is not empty"),
             (is_json or not self.disable_any_whitespace, "disable_any_whitespace", "left out: it speaks of JSON"),
             (is_json or self.whitespace_pattern is None, "whitespace_pattern", "left out: it speaks of JSON"),
+            (self.reasoning_end is None or 0 < len(self.reasoning_end) <= MAX_MARK_CHARS, "reasoning_end", _MARK),
+            (self.reasoning_begin is None or 0 < len(self.reasoning_begin) <= MAX_MARK_CHARS, "reasoning_begin", _MARK),
+            (
+                self.reasoning_begin is None or self.reasoning_end is not None,
+                "reasoning_begin",
+                "left out where there is no reasoning_end",
+            ),
         ]
 
 
@@ -122,5 +139,7 @@ _READERS: dict[str, Field] = {
     "json_object": FLAG,
     "disable_any_whitespace": FLAG,
     "whitespace_pattern": _TEXT,
+    "reasoning_end": _TEXT,
+    "reasoning_begin": _TEXT,
 }
 """Field of `StructuredOutputsParams` -> how it is read."""

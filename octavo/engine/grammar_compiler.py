@@ -106,8 +106,10 @@ class GrammarCompiler:
     def _compile(self, params: StructuredOutputsParams) -> Matcher:
         library = _library()
         if self._tokenizer is None:
-            self._tokenizer = _library_tokenizer(library, self._load())
-        text = grammar_text(params)
+            vocabulary = self._load()
+            self._tokenizer, self._encode = _library_tokenizer(library, vocabulary), vocabulary.encode
+            self._special = frozenset(vocabulary.special_ids)
+        text = grammar_text(params, self._mark_id)
         matcher: Matcher = library.LLMatcher(
             self._tokenizer, text, log_level=0, limits=library.LLParserLimits(**LIMITS)
         )
@@ -119,6 +121,10 @@ class GrammarCompiler:
         if not mask.strip(b"\0"):
             raise _refusal(params, "no text of this model's tokens has it")
         return matcher
+
+    def _mark_id(self, text: str) -> int | None:
+        ids = self._encode(text)
+        return ids[0] if len(ids) == 1 and ids[0] in self._special else None
 
 
 def _library() -> Any:

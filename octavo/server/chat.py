@@ -13,7 +13,6 @@ from octavo.engine.outputs import CompletionOutput, RequestOutput
 from octavo.server.answers import chat_logprobs
 from octavo.server.bodies import ChatBody, TokenizeBody
 from octavo.server.endpoint import Answer, Endpoint
-from octavo.server.failures import ServerError
 from octavo.server.output_forms import wanted_form
 from octavo.server.turn_parser import TurnParser, TurnPiece
 from octavo.server.turn_reading import TurnReading, turn_reading, with_loaded_arguments
@@ -52,14 +51,7 @@ class Chats(Endpoint):
         form = wanted_form(body.response_format, body.structured_outputs)
         if body.tool_choice is not None and body.tool_choice not in ("none", "auto"):
             form = reading.forced_call(self.engine.get_tokenizer(), body.tool_choice)
-        if form is not None and reading.has_begun_reasoning:
-            raise ServerError(
-                400,
-                "The prompt ends inside the model's reasoning, which can have no form. Turn reasoning off in "
-                "chat_template_kwargs (often enable_thinking), or send separate_reasoning: false.",
-                param="response_format",
-            )
-        return form
+        return form if form is None else reading.behind_reasoning(form)
 
     def render(self, body: ChatBody | TokenizeBody) -> str:
         """The prompt that the chat template makes of the messages and tools. Raises `RequestError` where it cannot."""

@@ -6,6 +6,8 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
+import msgspec
+
 from octavo.engine.conversation import Message
 from octavo.engine.tokenizer import Tokenizer
 from octavo.server.bodies import ChatBody
@@ -27,6 +29,9 @@ class TurnReading(NamedTuple):
     tools: ToolFormat | None
     reasoning: ReasoningMarks | None
     has_begun_reasoning: bool
+    """Whether the prompt ends within reasoning."""
+    has_ended_reasoning: bool
+    """Whether the prompt ends behind reasoning, as templates write that are told to have none."""
     shows_reasoning: bool
 
     def parser(self) -> TurnParser:
@@ -49,6 +54,15 @@ class TurnReading(NamedTuple):
             )
         before, after = (_lark_terms(text, self.tools.marks, tokenizer) for text in self.tools.around)
         return forced_call(self.tools.schemas, tool_choice, (before, after))
+
+    def behind_reasoning(self, form: StructuredOutputsParams) -> StructuredOutputsParams:
+        """`form`, which begins where the reasoning has ended that this turn has begun, or may begin with."""
+        if self.reasoning is None or self.has_ended_reasoning:
+            return form
+        begin, end = self.reasoning
+        return msgspec.structs.replace(
+            form, reasoning_end=end, reasoning_begin=None if self.has_begun_reasoning else begin
+        )
 
     def needs_special_tokens(self, tokenizer: Tokenizer) -> bool:
         """Whether what is looked for is written in special tokens, which a text without them does not show."""
@@ -88,6 +102,7 @@ def turn_reading(settings: ServerSettings, tokenizer: Tokenizer, body: ChatBody,
         tools,
         reasoning,
         has_begun_reasoning=reasoning is not None and prompt.rstrip().endswith(reasoning.begin),
+        has_ended_reasoning=reasoning is not None and prompt.rstrip().endswith(reasoning.end),
         shows_reasoning=body.include_reasoning is not False,
     )
 

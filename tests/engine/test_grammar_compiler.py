@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 import threading
 import time
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from octavo.engine import grammar_compiler
-from octavo.engine.grammar_compiler import GrammarCompiler
+from octavo.engine.grammar_compiler import GrammarCompiler, GrammarVocabulary
 from octavo.errors import OctavoError, RequestError
 from octavo.structured_outputs import StructuredOutputsParams
 from tests.engine.byte_tokenizer import BOS, EOS
@@ -195,3 +196,47 @@ def test_a_missing_library_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(grammar_compiler.importlib, "import_module", missing)
     with pytest.raises(OctavoError, match="pip install"):
         GrammarCompiler(lambda: None).check(StructuredOutputsParams(regex="a"))  # type: ignore[arg-type]
+
+
+def _takes(form: StructuredOutputsParams, text: str) -> tuple[bool, bool]:
+    """Whether `text` may be written, and whether the output may end there."""
+    matcher = COMPILER.matcher(form)
+    may_be = all(matcher.consume_token(byte) for byte in text.encode())
+    return may_be, may_be and matcher.is_accepting()
+
+
+@pytest.mark.parametrize(
+    ("text", "begun", "may_begin"),
+    [
+        ("so { </thin </think>\n\nyes", (True, True), (False, False)),
+        ("</think>no", (True, True), (False, False)),
+        ("so </think>maybe", (False, False), (False, False)),
+        ("yes", (True, False), (True, True)),
+        ("<think>so</think>\nno", (True, True), (True, True)),
+        ("<think>so", (True, False), (True, False)),
+        ("<think>so</think>\n\n\n\n\nno", (False, False), (False, False)),
+    ],
+)
+def test_a_form_begins_behind_reasoning(text: str, begun: tuple[bool, bool], may_begin: tuple[bool, bool]) -> None:
+    fields: dict[str, Any] = {"choice": ["yes", "no"], "reasoning_end": "</think>"}
+    assert _takes(StructuredOutputsParams(**fields), text) == begun
+    assert _takes(StructuredOutputsParams(**fields, reasoning_begin="<think>"), text) == may_begin
+
+
+def test_reasoning_ends_with_a_special_token_and_not_with_its_letters() -> None:
+    tokens = [bytes([byte]) for byte in range(128)]
+    end, eos = 128, 129
+
+    def encode(text: str) -> list[int]:
+        return [end] if text == "</t>" else list(text.encode())
+
+    vocabulary = GrammarVocabulary([*tokens, b"</t>", b""], (end, eos), (eos,), encode)
+    form = StructuredOutputsParams(json={"type": "boolean"}, reasoning_end="</t>")
+    matcher = GrammarCompiler(lambda: vocabulary).matcher(form)
+    for token in b"hm </t>":
+        assert matcher.consume_token(token)
+    assert eos not in allowed(matcher.compute_bitmask()), "it cannot end in its reasoning"
+    assert end in allowed(matcher.compute_bitmask())
+    for token in (*b"true", end, *b"true"):
+        assert matcher.consume_token(token)
+    assert matcher.is_stopped()

@@ -9,7 +9,9 @@ from octavo.server.bodies import ChatBody
 from octavo.server.chat import ChatAnswer
 from octavo.server.turn_reading import TurnReading
 
-PLAIN = TurnReading(tools=None, reasoning=None, has_begun_reasoning=False, shows_reasoning=False)
+PLAIN = TurnReading(
+    tools=None, reasoning=None, has_begun_reasoning=False, has_ended_reasoning=False, shows_reasoning=False
+)
 
 
 def test_completions_of_one_prompt_stand_together() -> None:

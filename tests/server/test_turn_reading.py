@@ -13,6 +13,7 @@ from octavo.server.settings import ServerSettings
 from octavo.server.tool_formats import HermesFormat, MistralFormat
 from octavo.server.turn_parser import REASONING_MARKS
 from octavo.server.turn_reading import TurnReading, turn_reading, with_loaded_arguments
+from octavo.structured_outputs import StructuredOutputsParams
 
 TEMPLATE = "{{ '<tool_call>' }} {{ '</think>' }}"
 TOOLS: list[Any] = [{"type": "function", "function": {"name": "look"}}]
@@ -60,6 +61,21 @@ def test_a_prompt_may_end_within_reasoning() -> None:
     assert reading({"reasoning_parser": "auto"}, "<assistant><think>\n").has_begun_reasoning
     assert not reading({"reasoning_parser": "auto"}, "<assistant>").has_begun_reasoning
     assert not reading({}, "<assistant><think>\n").has_begun_reasoning
+
+
+def test_a_form_begins_behind_reasoning_that_was_begun_or_may_begin() -> None:
+    form = StructuredOutputsParams(choice=["a"])
+
+    def marks(settings: dict[str, Any], prompt: str) -> tuple[str | None, str | None]:
+        found = reading(settings, prompt).behind_reasoning(form)
+        assert found.choice == form.choice
+        return found.reasoning_begin, found.reasoning_end
+
+    split = {"reasoning_parser": "auto"}
+    assert marks(split, "<assistant><think>\n") == (None, "</think>")
+    assert marks(split, "<assistant>") == ("<think>", "</think>")
+    assert marks(split, "<assistant><think>\n\n</think>\n\n") == (None, None)
+    assert marks({}, "<assistant><think>\n") == (None, None)
 
 
 def test_special_tokens_are_shown_where_a_mark_is_one() -> None:
