@@ -133,9 +133,9 @@ def share_a_writable_block(patch: pytest.MonkeyPatch) -> None:
 def preempt_without_telling_the_ranks(patch: pytest.MonkeyPatch) -> None:
     right = Scheduler._preempt_worst
 
-    def preempt(self: Scheduler, first: int) -> bool:
+    def preempt(self: Scheduler, first: int, *, for_prompt: bool) -> bool:
         told = len(self._forget)
-        done = right(self, first)
+        done = right(self, first, for_prompt=for_prompt)
         del self._forget[told:]
         return done
 
