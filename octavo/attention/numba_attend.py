@@ -29,6 +29,7 @@ from octavo.attention.numba_rows import copy_row
 from octavo.attention.numba_segments import attend_segments, join_parts
 from octavo.attention.numba_softmax import LOG2_E
 from octavo.attention.numba_vectors import address_of, compiled, exp2, fetch_add, load, maximum_of, splat, store
+from octavo.attention.numba_wide import attend_wide
 
 UNIT_FIELDS = ("thread", "request", "number", "slots", "num_units", "tile_rows", "granule", "num_slots")
 """int64 fields of a unit. `number` counts within its request, `slots` is the address of the request's first slot; the
@@ -145,6 +146,16 @@ def attend_packed_rows(path: VectorPath, job: Any, unit: Any) -> None:
     tile = tile_of(job, unit.request, part, unit.number)
     gather_rows(path, BFLOAT16, job, scratch, tile)
     attend_packed(path, job, scratch, tile)
+    write_rows(path, job, scratch, tile)
+
+
+@compiled
+def attend_wide_rows(path: VectorPath, heights: tuple[int, int], element: Element, job: Any, unit: Any) -> None:
+    """Does a prefill's unit over widened keys and values."""
+    scratch, part = scratch_of(job, unit.thread), Part(unit.num_units, unit.tile_rows, unit.granule, unit.num_slots)
+    tile = tile_of(job, unit.request, part, unit.number)
+    gather_rows(path, FLOAT32, job, scratch, tile)
+    attend_wide(path, heights, element, job, scratch, tile)
     write_rows(path, job, scratch, tile)
 
 

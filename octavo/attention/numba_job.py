@@ -30,8 +30,8 @@ SMALL_ROWS = 16
 """Most rows of a request (per KV head) that one unit takes for all KV heads; a single query's rows may be more."""
 MOST_SMALL_ROWS = 64
 """Most rows of a single query, per KV head, that count as few."""
-TILE_ROWS = 64
-"""Rows of a prefill's tile, per KV head."""
+TILE_ROWS = 96
+"""Rows of a prefill's tile, per KV head, where keys and values are widened for it."""
 PACKED_TILE_ROWS = 128
 """The same where keys and values are packed for a tile."""
 SHORT_TILES = 4
@@ -118,7 +118,7 @@ class Scratch(NamedTuple):
     span: int
     total: int
     packed: int
-    """A segment's keys or values as `numba_packed` wants them."""
+    """A segment's keys or values as `numba_packed` or `numba_wide` wants them."""
     line_bytes: int
     """From one row's weighted sum to the next."""
 
@@ -177,7 +177,7 @@ def state_rows(num_kv_heads: int, group_size: int, tile_rows: int) -> int:
 
 @compiled
 def packed_bytes(size: int, value_size: int) -> int:
-    """Bytes of a segment's packed keys or values."""
+    """Bytes of `PACKED_SEGMENT` packed or `SEGMENT` widened keys or values."""
     return 2 * PACKED_SEGMENT * max(align(size), align(value_size))
 
 

@@ -16,11 +16,12 @@ from typing import Any
 import llvmlite.binding
 from numba import types
 
-from octavo.attention.numba_attend import UNIT, attend_few_rows, attend_packed_rows, attend_step
+from octavo.attention.numba_attend import UNIT, attend_few_rows, attend_packed_rows, attend_step, attend_wide_rows
 from octavo.attention.numba_emit import BFLOAT16, FLOAT32, Element, VectorPath
 from octavo.attention.numba_job import JOB, PACKED_TILE_ROWS, TILE_ROWS
 from octavo.attention.numba_memory import JobType
 from octavo.attention.numba_tiles import uses_dot
+from octavo.attention.numba_wide_tiles import score_rows_of, value_rows_of
 from octavo.attention.numba_write import WRITE_JOB, write_step
 from octavo.compiling import c_function
 
@@ -105,15 +106,19 @@ class KernelTable:
         return self._address(("few rows", row_element, element), types.void(_JOB, _UNIT), few_rows)
 
     def many_rows(self, row_element: Element, element: Element) -> int:
-        """The same for a tile of a prefill: over packed blocks, where the CPU multiplies rows and cache as they are."""
-        path = self.path
-        if not uses_dot(path, row_element, element):
-            return self.few_rows(row_element, element)
+        """The same for a tile of a prefill: over packed blocks where the CPU multiplies bfloat16, else over widened
+        ones."""
+        path, heights = self.path, (score_rows_of(self.path), value_rows_of(self.path))
 
-        def many_rows(job: Any, unit: Any) -> None:
+        def packed_rows(job: Any, unit: Any) -> None:
             attend_packed_rows(path, job, unit)
 
-        return self._address(("many rows",), types.void(_JOB, _UNIT), many_rows)
+        def wide_rows(job: Any, unit: Any) -> None:
+            attend_wide_rows(path, heights, element, job, unit)
+
+        if uses_dot(path, row_element, element):
+            return self._address(("packed rows",), types.void(_JOB, _UNIT), packed_rows)
+        return self._address(("wide rows", element), types.void(_JOB, _UNIT), wide_rows)
 
     def write(self, element: Element) -> int:
         """Cache write of a step; its argument is a `WRITE_JOB`."""

@@ -126,12 +126,15 @@ def test_threads_of_its_own_compute_the_same() -> None:
     st.sampled_from([1, 7, 16, 128]),
     st.sampled_from([None, 20, 130]),
     st.sampled_from([1, 4]),
+    st.sampled_from([F32] if BEST.has_dot else [F32, BF16]),
 )
 def test_chunks_of_a_prompt_give_the_same_bits(
-    length: int, chunks: list[int], block_size: int, window: int | None, group_size: int
+    length: int, chunks: list[int], block_size: int, window: int | None, group_size: int, dtype: torch.dtype
 ) -> None:
-    """A float32 query's result is the same in one step, in chunks of any size, and in blocks of any size."""
+    """A query's result is the same in one step, in chunks of any size, and in blocks of any size: in float32, and in
+    bfloat16 where the CPU does not multiply it."""
     common = Case(num_kv_heads=1, group_size=group_size, head_size=48, value_size=48, window=window, seed=length)
+    common = Case(**{**vars(common), "dtype": dtype, "cache_dtype": dtype})
     whole = Step(Case(**{**vars(common), "requests": ((length, length),), "block_size": 16}))
     expected, _ = whole.run(backend_of())
     pages = Step(Case(**{**vars(common), "requests": ((length, length),), "block_size": block_size}))
