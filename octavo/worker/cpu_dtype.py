@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-_BFLOAT16_FLAGS = frozenset(("avx512_bf16", "amx_bf16", "bf16", "avx512dq"))
+_BFLOAT16_FLAGS = frozenset(("avx512_bf16", "amx_bf16", "bf16", "avx512dq", "avx2"))
 """Flags in `/proc/cpuinfo` of CPUs that are at their fastest in bfloat16: with products of it (x86, x86, ARM), or with
-AVX-512 alone, where our kernels widen what they read and reading half the bytes counts for more (docs/decisions/0026).
-"""
+AVX-512 or AVX2 alone, where our kernels widen what they read and reading half the bytes counts for more
+(docs/decisions/0026)."""
 
 
 def fastest_dtype(root: Path = Path("/")) -> str:

@@ -12,7 +12,8 @@ from octavo.worker.cpu_dtype import cpu_flags, fastest_dtype
     [
         ("flags\t\t: fpu avx512_bf16", {"fpu", "avx512_bf16"}, "bfloat16"),
         ("Features\t: fp asimd bf16", {"fp", "asimd", "bf16"}, "bfloat16"),
-        ("flags\t\t: fpu avx2", {"fpu", "avx2"}, "float32"),
+        ("flags\t\t: fpu avx2", {"fpu", "avx2"}, "bfloat16"),
+        ("flags\t\t: fpu avx", {"fpu", "avx"}, "float32"),
     ],
 )
 def test_flags_tell_the_dtype(line: str, flags: set[str], dtype: str, tmp_path: Path) -> None:

@@ -57,7 +57,8 @@ def test_an_unknown_device_is_refused() -> None:
         ("flags\t\t: fpu amx_bf16", torch.bfloat16),
         ("Features\t: asimd bf16", torch.bfloat16),
         ("flags\t\t: fpu avx2 avx512f avx512dq", torch.bfloat16),
-        ("flags\t\t: fpu avx2", torch.float32),
+        ("flags\t\t: fpu avx2", torch.bfloat16),
+        ("flags\t\t: fpu avx", torch.float32),
         ("model name\t: an avx512_bf16 by name only", torch.float32),
     ],
 )
