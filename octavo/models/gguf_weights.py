@@ -13,26 +13,22 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from gguf.constants import MODEL_ARCH, MODEL_ARCH_NAMES
 from gguf.tensor_mapping import TensorNameMap
 
 from octavo.errors import ModelFileError, UnsupportedModelError
-from octavo.formats.dequantize import dequantize
-from octavo.formats.gguf import GGUFFile
 from octavo.formats.open_files import open_gguf
 from octavo.models.coded_parameters import CodedParameters
 from octavo.models.gguf_conversions import CONVERSIONS, Conversion
-from octavo.models.load_clock import part
+from octavo.models.gguf_parts import DTYPE_NAMES, EXPERT_TENSOR, read_part, read_tensor
+from octavo.models.load_clock import part as loading_part
 from octavo.models.modules.panels import Panels
+from octavo.models.parallel.rank_part import RankPart
 from octavo.models.reading_ahead import Form, ReadyWeights, what_is_ready
-
-_DTYPE_NAMES = {torch.float32: "float32", torch.bfloat16: "bfloat16", torch.float16: "float16"}
 
 _ROTARY_FACTORS = "rope_freqs.weight"
 
-_EXPERT_TENSOR = re.compile(r"blk\.\d+\.ffn_(gate_up|gate|up|down)_exps\.(weight|bias)")
 _EXPERT_PARAMETER = re.compile(r".*\.(\d+)\..*experts\.(gate_up|down)_proj(_bias)?")
 _OUTSIDE_THE_MAP = (
     (re.compile(r".*\.(\d+)\..*e_score_correction_bias"), "blk.{}.exp_probs_b.bias"),
@@ -57,7 +53,7 @@ class GGUFWeights(NamedTuple):
     """float32 [rotary size / 2]: what each rotary frequency is divided by (Llama 3.1 and later)."""
 
 
-@part("read_weights")
+@loading_part("read_weights")
 def read_gguf_weights(
     paths: Sequence[Path],
     shapes: Mapping[str, torch.Size],
@@ -65,16 +61,19 @@ def read_gguf_weights(
     dtype: torch.dtype,
     coded: CodedParameters | None = None,
     left_out: Collection[str] = (),
+    part: RankPart | None = None,
 ) -> GGUFWeights:
     """Every tensor of the files in `dtype`, for a model whose parameters have these shapes.
+
+    With a rank's `part` they are those of the rank, `config` is that of the whole model, and no other rows are read.
 
     What `coded` takes stays as it is; parameters in `left_out` are another rank's, and their tensors are not read.
     Vectors are fixed up in float32 before they are rounded. What `reading_ahead` has ready is taken from there. Raises
     `ModelFileError` for a tensor that does not fit the config, `UnsupportedModelError` for an architecture whose tensor
     names are not known.
     """
-    with what_is_ready(paths, Form(_DTYPE_NAMES[dtype], coded is not None)) as ahead:
-        return _read_files(paths, shapes, config, dtype, coded, left_out, ahead)
+    with what_is_ready(paths, Form(DTYPE_NAMES[dtype], coded is not None)) as ahead:
+        return _read_files(paths, shapes, config, dtype, coded, left_out, part, ahead)
 
 
 def _read_files(
@@ -84,6 +83,7 @@ def _read_files(
     dtype: torch.dtype,
     coded: CodedParameters | None,
     left_out: Collection[str],
+    part: RankPart | None,
     ahead: ReadyWeights | None,
 ) -> GGUFWeights:
     parameters: dict[str, torch.Tensor] = {}
@@ -102,7 +102,7 @@ def _read_files(
         for name, info in file.tensors.items():
             try:
                 if name == _ROTARY_FACTORS:
-                    rotary_factors = _read(file, name, torch.float32)
+                    rotary_factors = read_tensor(file, name, torch.float32)
                     continue
                 if name not in names and _is_never_read(name, config, num_further):
                     continue
@@ -119,7 +119,7 @@ def _read_files(
                         continue
                 exact = torch.float32 if name.endswith(conversion.exact) else dtype
                 numbers = ready if isinstance(ready, np.ndarray) and exact is dtype else None
-                tensor = conversion.undo(name, _read(file, name, exact, numbers), config).to(dtype)
+                tensor = read_part(file, name, parameter, part, conversion, config, exact, numbers).to(dtype)
                 _place(parameters, name, parameter, tensor, shapes, conversion)
             except (RuntimeError, ZeroDivisionError, IndexError, StopIteration):
                 raise ModelFileError(
@@ -135,16 +135,6 @@ def _read_files(
     return GGUFWeights(parameters, rotary_factors)
 
 
-def _read(file: GGUFFile, name: str, dtype: torch.dtype, numbers: npt.NDArray[Any] | None = None) -> torch.Tensor:
-    """The tensor in `dtype`, which `numbers` are if they are given; vectors in float32."""
-    info = file.tensors[name]
-    exact = dtype if len(info.shape) > 1 else torch.float32
-    if numbers is None:
-        numbers = dequantize(file.raw(name), info.type, info.shape, dtype=_DTYPE_NAMES[exact])
-    tensor = torch.from_numpy(numbers)
-    return tensor.view(torch.bfloat16) if exact is torch.bfloat16 else tensor
-
-
 def _place(
     parameters: dict[str, torch.Tensor],
     name: str,
@@ -155,7 +145,7 @@ def _place(
 ) -> None:
     """Put `tensor` into its parameter, or into its half of one; a file may also hold both halves as one tensor."""
     shape = shapes.get(parameter)
-    expert = _EXPERT_TENSOR.fullmatch(name)
+    expert = EXPERT_TENSOR.fullmatch(name)
     if shape is None or expert is None or expert[1] == "down":
         has_shape = shape is not None and tensor.numel() == shape.numel() and tensor.squeeze().shape == _squeezed(shape)
         parameters[parameter] = tensor.view(shape) if shape is not None and has_shape else tensor

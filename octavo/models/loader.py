@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import Any
 
+import msgspec
 import torch
 from torch import nn
 
@@ -22,15 +23,18 @@ from octavo.models.coded_parameters import CodedParameters, code_linears
 from octavo.models.gguf_weights import read_gguf_weights
 from octavo.models.hf_adapter import LoadedModel, adapt_model
 from octavo.models.load_clock import part
-from octavo.models.parallel.division import divide_model
+from octavo.models.parallel.division import find_part
+from octavo.models.parallel.own_sources import own_sources
 from octavo.models.parallel.rank_config import rank_model_config
+from octavo.models.parallel.rank_part import RankPart, tensors_of
+from octavo.models.parallel.trial_weights import NUM_TOKENS
 from octavo.models.peers import Peers
 from octavo.models.quantization import check_quantization, choose_quantization, quantization_of
 from octavo.models.safetensors_weights import read_safetensors_weights
 from octavo.models.stage import Stage, stage_config, whole
 from octavo.models.stage_cut import StageCut
 from octavo.models.text_part import text_part
-from octavo.models.transformers_api import narrow_loading, quiet, without_values
+from octavo.models.transformers_api import WeightConversions, narrow_loading, quiet, without_values
 from octavo.models.zoo import find_model
 
 _NO_ROTATION = 1e29
@@ -74,6 +78,7 @@ def load_model(
     cut = _cut_to(stage, model_config, dtype)
     config = config if cut is None else cut.config_for(config)
     with quiet():
+        part = None if peers is None else _find_part(model_class, config, stage, model_config, peers, device)
         model = _load_weights(
             source,
             files,
@@ -81,12 +86,11 @@ def load_model(
             config,
             dtype,
             cut,
+            part,
             is_quantized=quantization is not None,
             stays_coded=stored == "gguf",
         )
-        model = _own_part(model.to(device).eval(), model_class, cut, peers)
-        if stored == "int8":
-            code_linears(model)
+        _complete(model.to(device).eval(), cut, part, is_coded=stored == "int8")
         return adapt_model(
             model,
             model_config,
@@ -106,15 +110,24 @@ def _cut_to(stage: Stage, model_config: ModelConfig, dtype: torch.dtype) -> Stag
     return StageCut(stage, hidden_size=model_config.hidden_size, vocab_size=model_config.vocab_size, dtype=dtype)
 
 
-def _own_part(model: Any, model_class: Any, cut: StageCut | None, peers: Peers | None) -> Any:
-    """This rank's part of a model, or of the stage of one, that has its weights."""
-    if peers is None:
-        if cut is not None:
-            cut.finish(model)
-        return model
-    build = partial(_empty_model, model_class, cut=cut)
+def _find_part(
+    model_class: Any, config: Any, stage: Stage, model_config: ModelConfig, peers: Peers, device: torch.device
+) -> RankPart:
+    """This rank's part of the model, or of the stage of one."""
+    few_words = msgspec.structs.replace(model_config, vocab_size=min(model_config.vocab_size, NUM_TOKENS))
+    cut = _cut_to(stage, few_words, torch.float32)
     finish = _leave if cut is None else cut.finish
-    return divide_model(model, build, peers, finish=finish).to(model.device)
+    return find_part(config, partial(_empty_model, model_class, cut=cut), peers, device, finish=finish)
+
+
+def _complete(model: Any, cut: StageCut | None, part: RankPart | None, *, is_coded: bool) -> None:
+    """Make a model that has its weights a rank's or a stage's part, and code what is to be."""
+    if part is not None:
+        part.connect(model)
+    if cut is not None:
+        cut.finish(model)
+    if is_coded:
+        code_linears(model)
 
 
 def _leave(_model: Any) -> None:
@@ -128,13 +141,15 @@ def _load_weights(
     config: Any,
     dtype: torch.dtype,
     cut: StageCut | None,
+    part: RankPart | None,
     *,
     is_quantized: bool,
     stays_coded: bool,
 ) -> Any:
     """The transformers model. Nothing but the model holds its weights afterwards, so that each can be let go of."""
     if source.load_format == "dummy":
-        return _random_model(model_class, config, dtype, source.seed, cut)
+        whole = _random_model(model_class, config, dtype, source.seed, cut)
+        return _part_of_whole(whole, model_class, cut, part)
     if not files.weight_paths:
         raise ModelFileError(
             f"{files.path} holds a config but no weights.",
@@ -142,17 +157,36 @@ def _load_weights(
         )
     if files.kind == "folder":
         weights = text_part(read_safetensors_weights(files.weight_paths, is_quantized=is_quantized))
-        return _build(model_class, config, dtype, weights, files, cut)
-    empty = _empty_model(model_class, config, cut)
+        if is_quantized or part is None:
+            whole = _build(model_class, config, dtype, weights, files, cut)
+            return _part_of_whole(whole, model_class, cut, part)
+        empty = _empty_model(model_class, part.config, cut, part)
+        weights = own_sources(weights, WeightConversions(empty), part)
+        return _build(model_class, part.config, dtype, weights, files, cut, part)
+    empty = _empty_model(model_class, config if part is None else part.config, cut, part)
     shapes = {name: parameter.shape for name, parameter in empty.state_dict().items()}
     coded = CodedParameters(_matrices(empty), dtype) if stays_coded else None
     left_out = () if cut is None else cut.left_out
-    gguf = read_gguf_weights(files.weight_paths, shapes, config, dtype, coded, left_out)
-    model = _build(model_class, config, dtype, gguf.parameters, files, cut)
+    gguf = read_gguf_weights(files.weight_paths, shapes, config, dtype, coded, left_out, part)
+    model = _build(model_class, empty.config, dtype, gguf.parameters, files, cut, part)
     if coded is not None:
         coded.install(model)
     _divide_rotary(model, gguf.rotary_factors)
     return model
+
+
+def _part_of_whole(whole: Any, model_class: Any, cut: StageCut | None, part: RankPart | None) -> Any:
+    """A rank's part of a model that has to be whole at first: its numbers are random, or in a quantiser's modules."""
+    if part is None:
+        return whole
+    sources, made = dict(tensors_of(whole)), _empty_model(model_class, part.config, cut, part)
+    if lacking := [name for name, _ in tensors_of(made) if name not in sources]:
+        raise UnsupportedModelError(
+            f"The quantised weights of {model_class.__name__} cannot be divided over ranks: there is no {lacking[0]}.",
+            remedy="Set --tensor-parallel-size to 1, or use the unquantised version of the model.",
+        )
+    part.fill(made, sources, copied=True)
+    return made
 
 
 def _matrices(model: Any) -> dict[str, torch.Size]:
@@ -170,7 +204,7 @@ def _random_model(model_class: Any, config: Any, dtype: torch.dtype, seed: int, 
         torch.manual_seed(seed)
         return model_class._from_config(config, dtype=dtype, attn_implementation=attention)
 
-    with torch.random.fork_rng(devices=[]), _refusing(model_class), _cutting(cut, model_class):
+    with torch.random.fork_rng(devices=[]), _refusing(model_class), _cutting(cut, None, model_class):
         return _with_attention(model_class, construct)
 
 
@@ -182,8 +216,12 @@ def _build(
     weights: dict[str, torch.Tensor],
     files: ModelFiles,
     cut: StageCut | None,
+    part: RankPart | None = None,
 ) -> Any:
-    """The model with these weights. transformers renames, merges and ties them as it does for its own checkpoints."""
+    """The model with these weights, or a rank's part with its own of them.
+
+    transformers renames, merges and ties them as it does for its own checkpoints.
+    """
 
     def construct(attention: str) -> Any:
         return model_class.from_pretrained(
@@ -198,8 +236,10 @@ def _build(
 
     with (
         _refusing(model_class),
-        narrow_loading(model_class, has_exact_names=files.kind == "gguf"),
-        _cutting(cut, model_class),
+        narrow_loading(
+            model_class, has_exact_names=files.kind == "gguf", keep=None if part is None else part.keep_if_whole
+        ),
+        _cutting(cut, part, model_class),
     ):
         model, report = _with_attention(model_class, construct)
     for what, names in (
@@ -209,6 +249,8 @@ def _build(
     ):
         if names:
             raise ModelFileError(f"{files.path} {what}: {_some(names)}.", remedy="Download or convert it again.")
+    if part is not None:
+        part.settle(model)
     return model
 
 
@@ -222,9 +264,14 @@ def _with_attention(model_class: Any, construct: Callable[[str], Any]) -> Any:
         return construct(own_attention(model_class))
 
 
-def _cutting(cut: StageCut | None, model_class: Any) -> AbstractContextManager[None]:
-    """Models of this class constructed inside are cut, where `cut` is given."""
-    return nullcontext() if cut is None else cut.constructing(model_class)
+@contextmanager
+def _cutting(cut: StageCut | None, part: RankPart | None, model_class: Any) -> Iterator[None]:
+    """Models of this class constructed inside are cut to the stage `cut` and the rank's `part`, where given."""
+    with ExitStack() as contexts:
+        for each in (cut, part):
+            if each is not None:
+                contexts.enter_context(each.constructing(model_class))
+        yield
 
 
 def _own(names: Iterable[str], cut: StageCut | None, prefix: str) -> list[str]:
@@ -254,14 +301,14 @@ def _some(names: Iterable[str]) -> str:
 
 
 @part("list_parameters")
-def _empty_model(model_class: Any, config: Any, cut: StageCut | None) -> Any:
+def _empty_model(model_class: Any, config: Any, cut: StageCut | None, part: RankPart | None = None) -> Any:
     """The model without values."""
 
     def construct(attention: str) -> Any:
         config._attn_implementation = attention
         return model_class(config)
 
-    with _refusing(model_class), without_values(), _cutting(cut, model_class):
+    with _refusing(model_class), without_values(), _cutting(cut, part, model_class):
         return _with_attention(model_class, construct)
 
 

@@ -14,11 +14,12 @@ distributed tensors, none of which a forward needs. So, when nothing has importe
 
 from __future__ import annotations
 
+import copy
 import importlib
 import importlib.metadata
 import importlib.util
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from importlib.machinery import ModuleSpec
 from types import ModuleType
@@ -26,6 +27,8 @@ from typing import Any
 
 import torch
 from torch.overrides import TorchFunctionMode
+
+_LOADING = "transformers.core_model_loading"
 
 _DYNAMO = "torch._dynamo"
 _DYNAMO_NAMES = ("allow_in_graph", "assume_constant_result", "disable")
@@ -181,16 +184,65 @@ def quiet() -> Iterator[None]:
             transformers_logging.enable_progress_bar()
 
 
+class WeightConversions:
+    """How transformers makes the parameters of a model of a checkpoint's tensors. Owns: its patterns for that model."""
+
+    def __init__(self, model: Any) -> None:
+        self._model = model
+        self._parameters = model.state_dict()
+        mapping = sys.modules["transformers.modeling_utils"].get_model_conversion_mapping(model)
+        converter: Any = sys.modules[_LOADING].WeightConverter
+        self._converters = [entry for entry in mapping if isinstance(entry, converter)]
+        self._renamings = [entry for entry in mapping if not isinstance(entry, converter)]
+
+    def parameters_of(self, names: Iterable[str]) -> dict[str, tuple[str, str | None]]:
+        """For each tensor's name the parameter that it belongs to (of several the first), and the pattern of the
+        conversion that it goes through, or None."""
+        loading: Any = sys.modules[_LOADING]
+        ordered = sorted(names, key=loading.dot_natural_key)  # as it is done when weights are loaded
+        prefix = self._model.base_model_prefix
+        return {
+            name: loading.rename_source_key(name, self._renamings, self._converters, prefix, self._parameters)
+            for name in ordered
+        }
+
+    def convert(self, parameter: str, sources: Iterable[tuple[str, str, torch.Tensor]]) -> torch.Tensor | None:
+        """What `parameter` becomes of tensors, each given with its name and pattern; None where that fails or gives
+        several parameters."""
+        given = list(sources)
+        found = next(entry for entry in self._converters if given[0][1] in entry.source_patterns)
+        mapping = copy.deepcopy(found)
+        for name, pattern, tensor in given:
+            mapping.add_tensor(parameter, name, pattern, tensor)
+        try:
+            made = mapping.convert(parameter, model=self._model, config=self._model.config)
+        except Exception:  # whatever transformers' code raises: these tensors are not what it was made for
+            return None
+        values = made.get(parameter) if len(made) == 1 else None
+        return values[0] if isinstance(values, list) else values
+
+
 @contextmanager
-def narrow_loading(model_class: Any, *, has_exact_names: bool = False) -> Iterator[None]:
+def narrow_loading(
+    model_class: Any,
+    *,
+    has_exact_names: bool = False,
+    keep: Callable[[str, torch.Tensor], torch.Tensor] | None = None,
+) -> Iterator[None]:
     """Inside this, `model_class.from_pretrained` constructs `without_values`, not on the meta device.
 
     With `has_exact_names` the weights bear the parameters' names already: the renamings of all the checkpoints that
-    transformers knows, a thousand patterns, are not compiled to look for others.
+    transformers knows, a thousand patterns, are not compiled to look for others. `keep` gives what becomes of a
+    parameter of some name and value, as soon as that is there.
     """
     contexts = model_class.get_init_context
     loading: Any = sys.modules["transformers.modeling_utils"]
+    converting: Any = sys.modules[_LOADING]
     renamings = loading.get_model_conversion_mapping
+    set_parameter = converting.set_param_for_module
+
+    def set_kept(model: Any, name: str, value: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        return set_parameter(model, name, value if keep is None else keep(name, value), *args, **kwargs)
 
     def narrow_contexts(*args: Any, **kwargs: Any) -> list[Any]:
         made = contexts(*args, **kwargs)
@@ -200,8 +252,10 @@ def narrow_loading(model_class: Any, *, has_exact_names: bool = False) -> Iterat
         model_class.get_init_context = narrow_contexts
         if has_exact_names:
             loading.get_model_conversion_mapping = lambda *args, **kwargs: []
+        converting.set_param_for_module = set_kept
         yield
     finally:
+        converting.set_param_for_module = set_parameter
         del model_class.get_init_context
         loading.get_model_conversion_mapping = renamings
 
@@ -230,6 +284,7 @@ __all__ = [
     "AttentionMaskInterface",
     "ModelOutput",
     "PreTrainedModel",
+    "WeightConversions",
     "auto_tokenizer",
     "eager_mask",
     "model_type_to_module_name",

@@ -82,10 +82,10 @@ def possible_layouts(fields: Sequence[Field], head_size: int, num_ranks: int) ->
 
 
 def keep(tensor: torch.Tensor, dim: int, rows: torch.Tensor) -> torch.Tensor:
-    """A new tensor: these rows of `tensor` along `dim`, and zeros for -1."""
+    """These rows of `tensor` along `dim`, and zeros for -1: a view where the rows are one after the other."""
     first, count = int(rows[0]), len(rows)
     if first >= 0 and torch.equal(rows, torch.arange(first, first + count)):
-        return tensor.narrow(dim, first, count).clone(memory_format=torch.contiguous_format)
+        return tensor.narrow(dim, first, count)
     found = tensor.index_select(dim, rows.clamp(min=0).to(tensor.device))
     empty = (rows < 0).nonzero().flatten().to(tensor.device)
     return found.index_fill_(dim, empty, 0) if len(empty) else found

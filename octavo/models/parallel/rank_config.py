@@ -44,10 +44,17 @@ def _kind_of(name: str) -> Kind | None:
     return "width" if name.endswith(_WIDTHS) or "intermediate_size" in name else None
 
 
+def field_of(config: Any, name: str) -> Any:
+    """What a transformers config has for all layers in a field, which some of its classes give for each layer alone
+    when they are asked; None where it has none."""
+    own = vars(config)
+    return own[name] if name in own else getattr(config, name, None)
+
+
 def with_fields(config: Any, changes: Mapping[str, Any]) -> Any:
     """A copy of a transformers config with other values, and its head size spelled out: it stays what it was."""
     made = copy.deepcopy(config)
-    if getattr(config, "head_dim", None) is None and (heads := getattr(config, "num_attention_heads", None)):
+    if field_of(config, "head_dim") is None and (heads := field_of(config, "num_attention_heads")):
         made.head_dim = config.hidden_size // heads
     for name, value in changes.items():
         setattr(made, name, value)
@@ -72,7 +79,7 @@ def rank_fields(config: Any, fields: Mapping[str, Kind], num_ranks: int) -> dict
             return [part_of(kind, number, num_ranks) for number in value]
         return part_of(kind, value, num_ranks)
 
-    return {name: part(kind, getattr(config, name)) for name, kind in fields.items()}
+    return {name: part(kind, field_of(config, name)) for name, kind in fields.items()}
 
 
 def rank_model_config(model_config: ModelConfig, num_ranks: int) -> ModelConfig:

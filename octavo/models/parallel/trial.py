@@ -1,5 +1,7 @@
 """Whether a model's part computes what the whole does: both are run on a few tokens, and compared where ranks meet.
 
+Both have the same made-up weights.
+
 Attention is left out: each token gets its own value back, so a mistake in queries and keys, which barely shows in what
 a model with small weights returns, is looked for in the queries and keys themselves.
 """
@@ -17,6 +19,8 @@ from octavo.errors import UnsupportedModelError
 from octavo.models.attention_interface import AttentionHook, AttentionInput, clear_hook, set_hook
 from octavo.models.load_clock import part
 from octavo.models.parallel.rank_modules import RowParallelLinear
+from octavo.models.parallel.rank_part import is_vector_module
+from octavo.models.parallel.trial_weights import NUM_TOKENS
 from octavo.models.peers import Peers
 
 _NUM_TOKENS = 12
@@ -38,13 +42,13 @@ class _Calls(AttentionHook):
 class _Run:
     """One forward. Owns: attention's inputs, what modules of some paths returned, and the logits."""
 
-    def __init__(self, model: Any) -> None:
+    def __init__(self, model: Any, device: torch.device) -> None:
         self.sums: dict[str, torch.Tensor] = {}
         self.vectors: dict[str, torch.Tensor] = {}
         """What modules that have vectors and nothing else, such as norms, were given."""
         calls = _Calls()
-        vocab_size = model.config.vocab_size
-        tokens = torch.arange(1, _NUM_TOKENS + 1, device=model.device) * 7919 % vocab_size
+        num_words = min(NUM_TOKENS, model.config.get_text_config().vocab_size)
+        tokens = torch.arange(1, _NUM_TOKENS + 1, device=device) * 7919 % num_words
         with torch.inference_mode(), self._watch(model, calls):
             self.logits: torch.Tensor = model(input_ids=tokens[None], use_cache=False).logits
         self.calls = calls.given
@@ -74,19 +78,13 @@ class _Run:
         self.sums[path] = result
 
 
-def is_vector_module(module: nn.Module) -> bool:
-    """Whether a module has vectors and nothing else, as norms have."""
-    own = list(module.parameters())
-    return bool(own) and all(parameter.dim() == 1 for parameter in own) and not list(module.children())
-
-
 class Trial:
     """Owns: one forward of the whole model."""
 
     @part("try_whole_model")
-    def __init__(self, whole: Any) -> None:
+    def __init__(self, whole: Any, device: torch.device) -> None:
         self._name = type(whole).__name__
-        self._whole = _run(whole, self._name)
+        self._whole = _run(whole, self._name, device)
         self.behind = {
             path: source
             for path, given in self._whole.vectors.items()
@@ -101,7 +99,7 @@ class Trial:
 
         Every rank gets the same answer, or all of them one that is not None.
         """
-        found = self._difference(_run(divided, self._name), divided, peers)
+        found = self._difference(_run(divided, self._name, self._whole.logits.device), divided, peers)
         verdict = torch.tensor([0.0 if found is None else 1.0], device=self._whole.logits.device)
         if float(peers.all_reduce(verdict)) and found is None:
             return "computes something else on another rank"
@@ -119,9 +117,9 @@ class Trial:
         return "computes other logits" if _differ(run.logits, self._whole.logits) else None
 
 
-def _run(model: Any, name: str) -> _Run:
+def _run(model: Any, name: str, device: torch.device) -> _Run:
     try:
-        return _Run(model)
+        return _Run(model, device)
     except UnsupportedModelError:
         raise
     except Exception as error:  # whatever transformers' code raises, the user gets one sentence
