@@ -105,7 +105,7 @@ def _copy_metadata(reader: gguf.GGUFReader, writer: gguf.GGUFWriter) -> None:
 def _add_tensor(writer: gguf.GGUFWriter, source: GGUFFile, name: str, *, is_matrix: bool) -> None:
     info = source.tensors[name]
     dtype, kind = ("bfloat16", gguf.GGMLQuantizationType.BF16) if is_matrix else ("float32", None)
-    values = dequantize(source.raw(name), info.type, info.shape, dtype=dtype)
+    values = dequantize(np.asarray(source.raw(name)), info.type, info.shape, dtype=dtype)
     writer.add_tensor(name, values.view(np.uint8) if is_matrix else values, raw_dtype=kind)
 
 

@@ -96,7 +96,7 @@ def _checked(file: GGUFFile, key: str, array: GGUFArray, length: int) -> npt.NDA
             f"{file.path} has {length} tokens, but {len(array)} entries of {_PREFIX}{key}.",
             remedy="Download the file again, or convert the model again.",
         )
-    return array.numbers()
+    return np.asarray(array.numbers())
 
 
 def _token_id(file: GGUFFile, name: str, vocab_size: int) -> int | None:
@@ -133,7 +133,7 @@ def _sentencepiece(file: GGUFFile, kinds: Kinds) -> tuple[Codec, bool]:
             remedy="Give the original model's folder or hub id as --tokenizer.",
         )
     codec = SentencePieceBPE(
-        tokens.stored(),
+        np.asarray(tokens.stored()),
         _checked(file, "scores", scores, len(tokens)).astype(np.float32),
         kinds,
         unknown_id=_token_id(file, "unknown", len(tokens)) or 0,
@@ -170,7 +170,9 @@ def _unigram(file: GGUFFile, kinds: Kinds) -> tuple[Codec, bool]:
         _checked(file, "scores", scores, len(tokens)).astype(np.float64).tolist(),
         kinds.tolist(),
         unknown_id=_token_id(file, "unknown", len(tokens)) or 0,
-        character_map=character_map.numbers().astype(np.uint8).tobytes() if character_map is not None else b"",
+        character_map=np.asarray(character_map.numbers()).astype(np.uint8).tobytes()
+        if character_map is not None
+        else b"",
         add_space_prefix=file.get(_PREFIX + "add_space_prefix", bool, True),
         remove_extra_spaces=file.get(_PREFIX + "remove_extra_whitespaces", bool, False),
     )

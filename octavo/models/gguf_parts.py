@@ -84,7 +84,7 @@ def read_tensor(file: GGUFFile, name: str, dtype: torch.dtype, numbers: npt.NDAr
     info = file.tensors[name]
     exact = dtype if len(info.shape) > 1 else torch.float32
     if numbers is None:
-        numbers = dequantize(file.raw(name), info.type, info.shape, dtype=DTYPE_NAMES[exact])
+        numbers = dequantize(np.asarray(file.raw(name)), info.type, info.shape, dtype=DTYPE_NAMES[exact])
     return _as_torch(numbers, exact)
 
 
@@ -137,7 +137,7 @@ def _rows_of_halves(kind: str, whole: torch.Size, dim: int, rows: torch.Tensor, 
 def _read_rows(file: GGUFFile, name: str, rows: npt.NDArray[np.int64], dtype: torch.dtype) -> torch.Tensor:
     """[rows, columns]: some rows of a matrix, or of a stack of them."""
     info = file.tensors[name]
-    stored = file.raw(name).reshape(-1, _row_bytes(info.type, info.shape[-1]))
+    stored = np.asarray(file.raw(name)).reshape(-1, _row_bytes(info.type, info.shape[-1]))
     first, last = int(rows[0]), int(rows[-1])
     own = stored[first : last + 1] if np.array_equal(rows, np.arange(first, last + 1)) else stored[rows]
     shape = (len(rows), info.shape[-1])
@@ -152,7 +152,7 @@ def _read_columns(file: GGUFFile, name: str, columns: torch.Tensor, dtype: torch
         return torch.zeros((*info.shape[:-1], len(columns)), dtype=dtype)
     first = int(real.min()) // kind.block_elements
     last = int(real.max()) // kind.block_elements + 1
-    stored = file.raw(name).reshape(-1, _row_bytes(info.type, info.shape[-1]))
+    stored = np.asarray(file.raw(name)).reshape(-1, _row_bytes(info.type, info.shape[-1]))
     own = np.ascontiguousarray(stored[:, first * kind.block_bytes : last * kind.block_bytes])
     shape = (*info.shape[:-1], (last - first) * kind.block_elements)
     found = _as_torch(dequantize(own.reshape(-1), info.type, shape, dtype=DTYPE_NAMES[dtype]), dtype)

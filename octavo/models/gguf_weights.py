@@ -112,7 +112,7 @@ def _read_files(
                 ready = None if ahead is None else ahead.take(path, name)
                 if coded is not None:
                     panels = ready if isinstance(ready, Panels) else None
-                    stand_in = coded.take(parameter, name, info, file.raw(name), conversion, config, panels)
+                    stand_in = coded.take(parameter, name, info, np.asarray(file.raw(name)), conversion, config, panels)
                     if stand_in is not None:
                         parameters[parameter] = stand_in
                         seen.update([parameter])

@@ -18,6 +18,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
 import numpy.typing as npt
 
 from octavo.formats.codes import CODINGS
@@ -111,7 +112,7 @@ class ReadyWeights:
 
     def _make(self, path: Path, name: str) -> Panels | npt.NDArray[Any]:
         file = open_gguf(path)
-        info, raw = file.tensors[name], file.raw(name)
+        info, raw = file.tensors[name], np.asarray(file.raw(name))
         if self.form.is_coded and info.type in CODINGS:
             return read_panels(raw, info, num_threads=1)
         return dequantize(

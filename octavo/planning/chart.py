@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import html
 import math
 from collections.abc import Sequence
 from typing import NamedTuple
-from xml.sax.saxutils import escape
 
 Points = Sequence[tuple[float, float]]
 
@@ -42,7 +42,7 @@ def text(
 ) -> str:
     """One line of text."""
     style = f'font-size="{size}" font-weight="{weight}" text-anchor="{anchor}" fill="{colour}"'
-    return f'<text x="{x:.1f}" y="{y:.1f}" {style}>{escape(words)}</text>'
+    return f'<text x="{x:.1f}" y="{y:.1f}" {style}>{html.escape(words)}</text>'
 
 
 def chart(box: Box, title: str, x_label: str, y_label: str, lines: Sequence[Line], marked: float) -> list[str]:
@@ -71,7 +71,7 @@ def chart(box: Box, title: str, x_label: str, y_label: str, lines: Sequence[Line
         places = " ".join(f"{x_axis.place(x):.1f},{y_axis.place(y):.1f}" for x, y in line.points)
         dashes = ' stroke-dasharray="6 4"' if line.is_dashed else ""
         style = f'fill="none" stroke="{line.colour}" stroke-width="2.5"{dashes}'
-        parts.append(f'<polyline points="{places}" {style}><title>{escape(line.name)}</title></polyline>')
+        parts.append(f'<polyline points="{places}" {style}><title>{html.escape(line.name)}</title></polyline>')
         row = box.top + 14 + 18 * index
         parts.append(f'<line x1="{right - 150}" y1="{row - 4}" x2="{right - 120}" y2="{row - 4}" {style}/>')
         parts.append(text(right - 114, row, line.name))

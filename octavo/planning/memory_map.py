@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import html
 import math
 from collections.abc import Mapping, Sequence
-from xml.sax.saxutils import escape
 
 from octavo.config import format_bytes
 from octavo.kv.planner import KVCachePlan
@@ -51,7 +51,7 @@ def pool(box: Box, plan: KVCachePlan, names: Mapping[LayerSpec, str]) -> list[st
                 stretches.append((start, room, colours[group.spec], f"request {request + 1}: {names[group.spec]}"))
             start += blocks
     for first, wide, colour, told in _merged(stretches):
-        x, width, name = box.left + first * scale, max(wide * scale, 0.75), f"<title>{escape(told)}</title>"
+        x, width, name = box.left + first * scale, max(wide * scale, 0.75), f"<title>{html.escape(told)}</title>"
         parts.extend(
             f'<rect x="{x:.2f}" y="{top + row * height:.2f}" width="{width:.2f}" height="{height - 1.5:.2f}" '
             f'fill="{colour}">{name}</rect>'
@@ -111,7 +111,7 @@ def sharing(box: Box, plan: KVCachePlan) -> list[str]:
             fill = colours[group.spec] if name else PADDING
             parts.append(
                 f'<rect x="{x:.2f}" y="{y:.2f}" width="{width - 1.5:.2f}" height="{height - 1.5:.2f}" fill="{fill}">'
-                f"<title>{escape(name or 'padding: this group is narrower')}</title></rect>"
+                f"<title>{html.escape(name or 'padding: this group is narrower')}</title></rect>"
             )
             if name and width >= 14:
                 number = name.removeprefix("layers.").removesuffix(".state")

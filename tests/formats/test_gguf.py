@@ -54,9 +54,9 @@ def test_tensors_are_views_of_the_file(path: Path) -> None:
     file = GGUFFile(path)
     assert file.tensors["one"].shape == (3, 4)
     assert file.tensors["two"].type == "Q8_0"
-    assert np.array_equal(file.raw("one").view(np.float32), WEIGHT)
+    assert np.array_equal(np.asarray(file.raw("one")).view(np.float32), WEIGHT)
     assert bytes(file.raw("two")) == bytes(range(136))
-    assert not file.raw("one").flags.writeable
+    assert file.raw("one").readonly
     assert file.tensor_bytes == 48 + 136
 
 
@@ -173,7 +173,7 @@ def test_mutated_files_give_only_clean_errors(
             if hasattr(item, "tolist"):
                 item.tolist()
         for name in file.tensors:
-            file.raw(name).sum()
+            np.asarray(file.raw(name)).sum()
     except ModelFileError:
         pass
 
@@ -190,13 +190,13 @@ def test_what_was_read_of_tensors_does_not_stay_this_processs_memory(tmp_path: P
     tensors = {f"t{i}": ("F32", (num_bytes // 4,), bytes([i + 1]) * num_bytes) for i in range(6)}
     file = GGUFFile(build.write(tmp_path / "model.gguf", build.gguf({}, tensors)))
     before = _file_memory()
-    views = [file.raw(f"t{i}") for i in range(6)]
+    views = [np.asarray(file.raw(f"t{i}")) for i in range(6)]
     assert [int(view.min()) for view in views] == [1, 2, 3, 4, 5, 6]
     assert _file_memory() > before + 5 * num_bytes  # views that are read later: nobody can know
     file.release_pages()
     most = 0
     for i in range(6):
-        assert int(file.raw(f"t{i}").max()) == i + 1
+        assert max(file.raw(f"t{i}")) == i + 1
         most = max(most, _file_memory() - before)
     assert most <= KEPT_BYTES + 2 * num_bytes
     assert [int(view.max()) for view in views] == [1, 2, 3, 4, 5, 6]

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from octavo.config import Environment, ModelSource
@@ -52,7 +53,7 @@ def _read_metadata(file: GGUFFile) -> None:
 
 def _read_tensors(file: GGUFFile) -> None:
     for name, info in file.tensors.items():
-        dequantize(file.raw(name), info.type, info.shape, num_threads=1)
+        dequantize(np.asarray(file.raw(name)), info.type, info.shape, num_threads=1)
 
 
 def _plan(file: GGUFFile) -> None:

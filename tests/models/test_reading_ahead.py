@@ -65,13 +65,13 @@ def test_matrices_come_in_the_form_that_was_asked_for(path: Path) -> None:
             if len(info.shape) == 1:
                 assert made is None
                 continue
-            expected = dequantize(file.raw(name), info.type, info.shape, form.dtype)
+            expected = dequantize(np.asarray(file.raw(name)), info.type, info.shape, form.dtype)
             if isinstance(made, np.ndarray):
                 np.testing.assert_array_equal(made, expected)
                 assert not (form.is_coded and info.type in CODINGS)
             elif made is not None:
                 assert form.is_coded and "attn_q" not in name
-                exact = dequantize(file.raw(name), info.type, info.shape)
+                exact = dequantize(np.asarray(file.raw(name)), info.type, info.shape)
                 np.testing.assert_allclose(made.numbers(np.arange(info.shape[0])), exact, rtol=1e-6, atol=1e-6)
             else:
                 assert form.is_coded and "attn_q" in name  # in another order, which only the model's config tells
