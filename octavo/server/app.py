@@ -28,8 +28,6 @@ from octavo.server.settings import ServerSettings
 
 logger = logging.getLogger(__name__)
 
-INT32 = 2**31
-
 
 def make_app(
     engine: AsyncLLM, settings: ServerSettings, metrics: EngineMetrics, *, version: str
@@ -73,10 +71,14 @@ def _add_generation(app: FastAPI, engine: AsyncLLM, gate: Gate, access: Access, 
     async def detokenize(body: DetokenizeBody) -> dict[str, Any]:
         gate.note_unknown(body)
         gate.check_model(body.model)
-        strange = [token_id for token_id in body.tokens if not 0 <= token_id < INT32]
+        tokenizer = engine.get_tokenizer()
+        size = max(engine.vocab_size, tokenizer.vocab_size)
+        strange = [token_id for token_id in body.tokens if not 0 <= token_id < size]
         if strange:
-            raise ServerError(400, f"{strange[0]} in tokens is no token id.", param="tokens")
-        return {"prompt": engine.get_tokenizer().decode(body.tokens, skip_special_tokens=False)}
+            raise ServerError(
+                400, f"{strange[0]} in tokens is no token id: they go from 0 to {size - 1}.", param="tokens"
+            )
+        return {"prompt": tokenizer.decode(body.tokens, skip_special_tokens=False)}
 
 
 def _tokenize(engine: AsyncLLM, gate: Gate, chats: Chats, body: TokenizeBody) -> dict[str, Any]:

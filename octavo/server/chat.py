@@ -15,7 +15,7 @@ from octavo.server.bodies import ChatBody, TokenizeBody
 from octavo.server.endpoint import Answer, Endpoint
 from octavo.server.output_forms import wanted_form
 from octavo.server.turn_parser import TurnParser, TurnPiece
-from octavo.server.turn_reading import TurnReading, turn_reading, with_loaded_arguments
+from octavo.server.turn_reading import TurnReading, checked_tools, turn_reading, with_loaded_arguments
 from octavo.structured_outputs import StructuredOutputsParams
 
 
@@ -56,11 +56,12 @@ class Chats(Endpoint):
     def render(self, body: ChatBody | TokenizeBody) -> str:
         """The prompt that the chat template makes of the messages and tools. Raises `RequestError` where it cannot."""
         (messages,) = list_conversations(body.messages or [])
-        uses_tools = body.tools and getattr(body, "tool_choice", None) != "none"
+        tools = checked_tools(body.tools or [])
+        uses_tools = tools and getattr(body, "tool_choice", None) != "none"
         return self.engine.get_tokenizer().apply_chat_template(
             with_loaded_arguments(messages),
             add_generation_prompt=body.add_generation_prompt is not False,
-            tools=body.tools if uses_tools else None,
+            tools=tools if uses_tools else None,
             chat_template=self.settings.chat_template,
             **_variables(body.chat_template_kwargs),
         )

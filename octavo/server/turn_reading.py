@@ -107,6 +107,19 @@ def turn_reading(settings: ServerSettings, tokenizer: Tokenizer, body: ChatBody,
     )
 
 
+def checked_tools(tools: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """`tools`, each of which has a function with a name. Raises `ServerError` (400) for the first that has none."""
+    for index, tool in enumerate(tools):
+        function = tool.get("function")
+        if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
+            raise ServerError(
+                400,
+                f'tools[{index}] has no function with a name: {{"type": "function", "function": {{"name": ...}}}}.',
+                param="tools",
+            )
+    return [dict(tool) for tool in tools]
+
+
 def with_loaded_arguments(messages: Sequence[Message]) -> list[Message]:
     """`messages` with the arguments of earlier tool calls as objects, which templates write as their model knows them.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import socket
@@ -44,6 +45,41 @@ def test_texts_become_tokens_and_back(server: RunningServer) -> None:
     assert "surrogate" in half.json()["error"]["message"]
     assert server.post("/detokenize", tokens=[-1]).status_code == 400
     assert server.post("/detokenize", tokens=[2**70]).status_code == 400
+
+
+TURN = [{"role": "user", "content": "x"}]
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "words"),
+    [
+        ("/tokenize", {}, "Give either prompt or messages"),
+        ("/tokenize", {"prompt": "a", "messages": TURN}, "Give either prompt or messages"),
+        ("/tokenize", {"prompt": 5}, "prompt: Input should be a valid string"),
+        ("/tokenize", {"prompt": "\ud800"}, "lone surrogate"),
+        ("/tokenize", {"messages": []}, "messages: List should have at least 1 item"),
+        ("/tokenize", {"messages": [{"role": "user"}]}, "has no content"),
+        ("/tokenize", {"messages": [5]}, "messages.0: Input should be a valid dictionary"),
+        ("/tokenize", {"messages": TURN, "tools": [{"type": "function"}]}, "has no function with a name"),
+        ("/tokenize", {"messages": TURN, "tools": [{"function": {"name": 5}}]}, "has no function with a name"),
+        ("/tokenize", {"prompt": "a", "add_special_tokens": "maybe"}, "add_special_tokens: Input should be"),
+        ("/v1/chat/completions", {"messages": TURN, "tools": [{}]}, "has no function with a name"),
+        ("/detokenize", {}, "tokens: Field required"),
+        ("/detokenize", {"tokens": [-1]}, "-1 in tokens is no token id: they go from 0 to 319"),
+        ("/detokenize", {"tokens": [65, 320]}, "320 in tokens is no token id"),
+        ("/detokenize", {"tokens": [10**30]}, "in tokens is no token id"),
+        ("/detokenize", {"tokens": [1.5]}, "tokens.0: Input should be a valid integer"),
+        ("/detokenize", {"tokens": [[65]]}, "tokens.0: Input should be a valid integer"),
+    ],
+)
+def test_what_cannot_be_turned_into_tokens_or_back_is_400(
+    server: RunningServer, path: str, body: dict[str, Any], words: str
+) -> None:
+    answer = server.http.post(path, content=json.dumps(body), headers={"Content-Type": "application/json"})
+    assert answer.status_code == 400, answer.text
+    error = answer.json()["error"]
+    assert error.keys() == {"message", "type", "param", "code"}
+    assert words in error["message"]
 
 
 @pytest.mark.parametrize(("path", "status"), [("/nope", 404), (COMPLETE, 405)])
