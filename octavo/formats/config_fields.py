@@ -140,6 +140,10 @@ class ConfigFields:
             raise self.refuse(name, "a number above 0 is needed")
         return value
 
+    def positive_or_absent(self, name: str) -> int | None:
+        """A whole number above 0, or None where there is none."""
+        return None if self.get(name) is None else self.positive(name)
+
     def flag(self, name: str) -> bool:
         value = self.get(name)
         if value is not None and not isinstance(value, bool):
@@ -151,12 +155,19 @@ class ConfigFields:
         value = self.get(name)
         if value is None:
             return None
-        if (
-            not isinstance(value, (list, tuple))
-            or len(value) > MAX_LAYERS
-            or not all(isinstance(v, kind) for v in value)
-        ):
+        if not isinstance(value, (list, tuple)) or not all(isinstance(v, kind) for v in value):
             raise self.refuse(name, f"a list of {kind.__name__} is needed")
         if len(value) > MAX_LAYERS:
             raise self.refuse(name, f"more than {MAX_LAYERS} entries are not believed")
         return list(value)
+
+    def of_layer(self, name: str, index: int, num_layers: int) -> int | None:
+        """The entry for one layer where the field lists a whole number for each; None where it is no list."""
+        if not isinstance(self.get(name), (list, tuple)):
+            return None
+        values: list[int] = self.list_of(name, int) or []
+        if len(values) != num_layers:
+            raise self.refuse(name, f"it lists {len(values)} layers instead of {num_layers}")
+        if not 0 <= values[index] < MAX_NUMBER:
+            raise self.refuse(name, f"layer {index} cannot have {values[index]}")
+        return values[index]

@@ -15,6 +15,7 @@ import msgspec
 from octavo.config import DTYPE_BYTES, LayerConfig, ModelConfig
 from octavo.errors import ModelFileError, UnsupportedModelError
 from octavo.formats.config_fields import OPTIONAL_FIELDS, ConfigFields, TypeFacts, config_table
+from octavo.formats.heads import num_query_heads, own_head_size, own_kv_heads
 from octavo.formats.layer_types import CHUNKED, CONV, FULL, HYBRID, LINEAR, SLIDING, layer_types, sliding_window
 from octavo.formats.state_shapes import State, conv_state, linear_state
 
@@ -71,7 +72,7 @@ def model_config_from_hf(
         dtype=_dtype(config, fields) or dtype or "float32",
         num_layers=len(layers),
         hidden_size=fields.positive("hidden_size"),
-        num_heads=_num_heads(fields) if attends else fields.whole("num_attention_heads") or 0,
+        num_heads=num_query_heads(fields) if attends else fields.whole("num_attention_heads") or 0,
         vocab_size=fields.positive("vocab_size"),
         max_position=_max_position(config, fields, attends=attends),
         layers=tuple(layers),
@@ -158,26 +159,32 @@ def _layer(fields: ConfigFields, types: list[str], index: int) -> LayerConfig:
     if kind == HYBRID:
         state = linear_state(own)
         return msgspec.structs.replace(
-            _attention_layer(fields, own, FULL, index), state_shapes=state.shapes, state_dtypes=state.dtypes
+            _attention_layer(fields, own, types, index), state_shapes=state.shapes, state_dtypes=state.dtypes
         )
-    return _attention_layer(fields, own, kind, index)
+    return _attention_layer(fields, own, types, index)
 
 
-def _attention_layer(fields: ConfigFields, own: ConfigFields, kind: str, index: int) -> LayerConfig:
+def _attention_layer(fields: ConfigFields, own: ConfigFields, types: list[str], index: int) -> LayerConfig:
+    kind = FULL if types[index] == HYBRID else types[index]
     if kind not in (FULL, SLIDING, CHUNKED):
         raise fields.refuse("layer_types", f"layers of type {kind!r} are not known")
-    latent_size = own.whole("kv_lora_rank")
+    latent_size = own.positive_or_absent("kv_lora_rank")
     if latent_size:
         if kind != FULL:
             raise fields.refuse("layer_types", f"{kind!r} together with kv_lora_rank is not known")
         size = latent_size + own.positive("qk_rope_head_dim")
         return LayerConfig(kind="mla", num_kv_heads=1, head_size=size, head_size_v=latent_size)
-    num_kv_heads = _num_kv_heads(own, index) * (SLIDING_HEADS_FACTOR.get(own.model_type, 1) if kind == SLIDING else 1)
-    head_size = _head_size(own, index)
-    value_size = own.whole("v_head_dim") if own.get("v_head_dim") != head_size else None
-    sizes: dict[str, Any] = {"num_kv_heads": num_kv_heads, "head_size": head_size, "head_size_v": value_size}
+    factor = SLIDING_HEADS_FACTOR.get(own.model_type, 1) if kind == SLIDING else 1
+    num_kv_heads = own_kv_heads(own, index, len(types), factor)
     if num_kv_heads == 0:
         return LayerConfig(kind="none")
+    head_size = own_head_size(own, index, len(types))
+    value_size = own.positive_or_absent("v_head_dim")
+    sizes: dict[str, Any] = {
+        "num_kv_heads": num_kv_heads,
+        "head_size": head_size,
+        "head_size_v": None if value_size == head_size else value_size,
+    }
     if kind == CHUNKED:
         return LayerConfig(kind="chunked_local", chunk=own.positive("attention_chunk_size"), **sizes)
     window = sliding_window(own) if kind == SLIDING else None
@@ -201,66 +208,11 @@ def _with_layer_overrides(fields: ConfigFields, kind: str, index: int) -> tuple[
             raise fields.refuse("per_layer_config", f"the entry of layer {index} is not an object")
         return fields.with_overrides(own), any("att" in str(part) for part in own.get("skip") or ())
     if fields.model_type in ("gemma4_text", "gemma4_unified_text") and kind == FULL:
-        overrides: dict[str, Any] = {"head_dim": fields.whole("global_head_dim") or GLOBAL_HEAD_DIM}
-        if fields.flag("attention_k_eq_v") and fields.whole("num_global_key_value_heads"):
+        overrides: dict[str, Any] = {"head_dim": fields.positive_or_absent("global_head_dim") or GLOBAL_HEAD_DIM}
+        if fields.flag("attention_k_eq_v") and fields.positive_or_absent("num_global_key_value_heads"):
             overrides["num_key_value_heads"] = fields.positive("num_global_key_value_heads")
         return fields.with_overrides(overrides), False
     return fields, False
-
-
-def _num_kv_heads(fields: ConfigFields, index: int) -> int:
-    """KV heads of one layer; 0 in a list of them means that the layer does not attend."""
-    listed = fields.get("num_key_value_heads")
-    if isinstance(listed, list):
-        values: list[int] = fields.list_of("num_key_value_heads", int) or []
-        if index >= len(values) or values[index] < 0:
-            raise fields.refuse("num_key_value_heads", f"it says nothing about layer {index}")
-        return values[index]
-    if fields.model_type == "dbrx":
-        return _dbrx_kv_heads(fields)
-    if fields.get("new_decoder_architecture") is not None and fields.flag("new_decoder_architecture"):  # Falcon
-        return fields.whole("num_kv_heads") or fields.positive("num_attention_heads")
-    if fields.get("multi_query") is not None:  # GPT-BigCode, Falcon
-        return 1 if fields.flag("multi_query") else fields.positive("num_attention_heads")
-    if _picks_heads(fields):  # each of the picked experts' query heads comes with a copy of the KV heads
-        return fields.positive("num_key_value_heads") * fields.positive("num_experts_per_tok")
-    return fields.whole("num_key_value_heads") or fields.positive("num_attention_heads")
-
-
-def _picks_heads(fields: ConfigFields) -> bool:
-    """Whether a token's query heads are those of the experts that it picks (JetMoE)."""
-    return "kv_channels" in fields.facts.defaults
-
-
-def _dbrx_kv_heads(fields: ConfigFields) -> int:
-    """DBRX alone keeps its KV heads in an inner object (whose class has the default 1)."""
-    attention = fields.get("attn_config")
-    count = attention.get("kv_n_heads", 1) if isinstance(attention, dict) else 1
-    if not isinstance(count, int) or count <= 0:
-        raise fields.refuse("attn_config", "kv_n_heads must be a number above 0")
-    return count
-
-
-def _num_heads(fields: ConfigFields) -> int:
-    """Query heads."""
-    if _picks_heads(fields):
-        return fields.positive("num_key_value_heads") * fields.positive("num_experts_per_tok")
-    return fields.positive("num_attention_heads")
-
-
-def _head_size(fields: ConfigFields, index: int) -> int:
-    listed = fields.get("head_dim")
-    if isinstance(listed, list):
-        values: list[int] = fields.list_of("head_dim", int) or []
-        if index >= len(values) or values[index] <= 0:
-            raise fields.refuse("head_dim", f"it says nothing about layer {index}")
-        return values[index]
-    size = fields.whole("head_dim") or fields.whole("kv_channels")
-    if size:
-        return size
-    # Classes that call it `attention_head_dim` attend to each layer's input beside the embeddings: twice as wide.
-    width = 2 if fields.facts.names.get("head_dim") == "attention_head_dim" else 1
-    return width * fields.positive("hidden_size") // fields.positive("num_attention_heads")
 
 
 def _share_layers(fields: ConfigFields, types: list[str], layers: list[LayerConfig]) -> list[LayerConfig]:
@@ -298,7 +250,7 @@ def _dtype(config: Mapping[str, Any], fields: ConfigFields) -> str | None:
 
 def _max_position(config: Mapping[str, Any], fields: ConfigFields, *, attends: bool) -> int:
     """Longest sequence in tokens. Under YaRN, the length before scaling times the factor, if that is longer."""
-    length = fields.whole("max_position_embeddings")
+    length = fields.positive_or_absent("max_position_embeddings")
     if not length:
         given = [config.get(key) for key in ("seq_length", "n_positions", "max_seq_len", "context_length")]
         length = next((value for value in given if isinstance(value, int) and value > 0), None)

@@ -149,7 +149,7 @@ def _derived(fields: ConfigFields) -> list[str]:
         raise fields.refuse("layer_types", "it is absent, and how this class fills it in is not known")
     if "sliding" in fields.facts.masks:
         # No list of types, but a mask that heeds the window: every layer has it.
-        return [SLIDING if fields.whole("sliding_window") else FULL] * num_layers(fields)
+        return [SLIDING if fields.positive_or_absent("sliding_window") else FULL] * num_layers(fields)
     return [FULL] * num_layers(fields)
 
 
@@ -173,7 +173,7 @@ def _sliding_window_pattern(fields: ConfigFields) -> list[str] | None:
 
 
 def _exaone4(fields: ConfigFields) -> list[str]:
-    if not fields.whole("sliding_window"):
+    if not fields.positive_or_absent("sliding_window"):
         return [FULL] * num_layers(fields)
     period = fields.positive("sliding_window_pattern")
     return _every(fields, period=period, at=period - 1)
@@ -221,7 +221,7 @@ def _smollm3(fields: ConfigFields) -> list[str]:
 
 
 def _llama4(fields: ConfigFields) -> list[str]:
-    chunk = fields.whole("attention_chunk_size")
+    chunk = fields.positive_or_absent("attention_chunk_size")
     return [CHUNKED if chunk and rotary else FULL for rotary in _rotary_layers(fields)]
 
 
@@ -295,4 +295,4 @@ def sliding_window(fields: ConfigFields) -> int | None:
         return fields.positive("local_attention") // 2
     if fields.get("sliding_window_size") is not None and fields.model_type == "mimo_v2_flash":
         return fields.positive("sliding_window_size") + 1
-    return fields.whole("window_size" if fields.knows("attention_types") else "sliding_window") or None
+    return fields.positive_or_absent("window_size" if fields.knows("attention_types") else "sliding_window")

@@ -22,6 +22,7 @@ ABSENT = object()
 FIELDS: list[tuple[str, Any, str]] = [
     ("num_attention_heads", 0, "num_attention_heads"), ("num_attention_heads", -8, "num_attention_heads"),
     ("num_attention_heads", "eight", "num_attention_heads"), ("num_attention_heads", 8.5, "num_attention_heads"),
+    ("num_key_value_heads", 3, "do not divide 8 query heads"), ("num_key_value_heads", 0, "num_key_value_heads"),
     ("num_key_value_heads", -1, "num_key_value_heads"), ("num_key_value_heads", [4], "num_key_value_heads"),
     ("num_hidden_layers", 0, "num_hidden_layers"), ("num_hidden_layers", 10**9, "num_hidden_layers"),
     ("num_hidden_layers", True, "num_hidden_layers"),

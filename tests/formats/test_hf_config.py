@@ -119,13 +119,17 @@ def test_sliding_layers_with_twice_the_heads() -> None:
         ({"model_type": "gpt_bigcode"}, 1),
         ({"model_type": "gpt_bigcode", "multi_query": False}, 12),
         ({"model_type": "falcon"}, 1),
-        ({"model_type": "falcon", "new_decoder_architecture": True, "num_kv_heads": 8}, 8),
+        (
+            {"model_type": "falcon", "new_decoder_architecture": True, "num_kv_heads": 8, "num_attention_heads": 128,
+             "hidden_size": 8192},
+            8,
+        ),
         ({"model_type": "dbrx", "attn_config": {"kv_n_heads": 8}}, 8),
         ({"model_type": "dbrx"}, 1),
         ({"model_type": "jetmoe"}, 32),
         ({"model_type": "jetmoe", "num_key_value_heads": 2, "num_experts_per_tok": 3}, 6),
     ],
-)
+)  # fmt: skip
 def test_kv_heads_under_other_names(config: dict[str, Any], kv_heads: int) -> None:
     assert read(config).layers[0].num_kv_heads == kv_heads
 
@@ -164,12 +168,18 @@ def test_the_longest_sequence(config: dict[str, Any], length: int) -> None:
         ({"model_type": "gemma3n_text", "num_kv_shared_layers": 99}, "num_kv_shared_layers", "35 layers"),
         (LLAMA | {"head_dim": "wide"}, "head_dim", "whole number"),
         (LLAMA | {"hidden_size": None}, "hidden_size", "above 0"),
-        (LLAMA | {"num_key_value_heads": [8]}, "num_key_value_heads", "nothing about layer 1"),
         (LLAMA | {"per_layer_config": [1]}, "per_layer_config", "object"),
         (LLAMA | {"layer_types": ["sparse_attention"] * 32}, "layer_types", "'sparse_attention' are not known"),
         ({"model_type": "brand_new"}, "model_type", "does not know"),
+        (LLAMA | {"max_position_embeddings": 0}, "max_position_embeddings", "above 0"),
+        ({"model_type": "mistral", "sliding_window": 0}, "sliding_window", "above 0"),
+        ({"model_type": "gpt_oss", "sliding_window": 0}, "sliding_window", "above 0"),
+        ({"model_type": "exaone4", "sliding_window": 0}, "sliding_window", "above 0"),
+        ({"model_type": "gemma3_text", "sliding_window": -4}, "sliding_window", "whole number"),
+        ({"model_type": "llama4_text", "attention_chunk_size": 0}, "attention_chunk_size", "above 0"),
+        (CONFIGS["DeepSeek-V3"] | {"kv_lora_rank": 0}, "kv_lora_rank", "above 0"),
     ],
-)
+)  # fmt: skip
 def test_what_cannot_be_read_is_refused_by_name(config: dict[str, Any], field: str, why: str) -> None:
     with pytest.raises(UnsupportedModelError, match=why) as caught:
         read(config)
@@ -305,6 +315,11 @@ def test_every_causal_model_type_agrees_with_its_config_class(silent: None) -> N
             assert octavo_says(read(saved)) == truth, (model_type, values, "as saved")
             agreed[model_type] = agreed.get(model_type, 0) + 1
     assert len(agreed) >= 110, f"only {len(agreed)} types were compared"
+
+
+def test_a_window_that_is_switched_off_may_be_0() -> None:
+    switched_off = CONFIGS["Qwen2.5-7B"] | {"sliding_window": 0, "use_sliding_window": False}
+    assert {layer.kind for layer in read(switched_off).layers} == {"full"}
 
 
 def test_a_model_with_code_of_its_own_is_planned_from_the_usual_fields() -> None:

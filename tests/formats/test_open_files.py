@@ -80,7 +80,8 @@ def count_parses(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
 def test_start_up_parses_the_header_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     metadata: dict[str, Any] = {
         "general.architecture": "qwen2", "qwen2.block_count": 1, "qwen2.embedding_length": 8,
-        "qwen2.attention.head_count": 2, "qwen2.attention.layer_norm_rms_epsilon": 0.5, "qwen2.context_length": 64,
+        "qwen2.attention.head_count": 2, "qwen2.attention.head_count_kv": 1,
+        "qwen2.attention.layer_norm_rms_epsilon": 0.5, "qwen2.context_length": 64,
         "tokenizer.ggml.model": "gpt2", "tokenizer.ggml.tokens": ["a", "b", "ab"], "tokenizer.ggml.merges": ["a b"],
     }  # fmt: skip
     path = build.write(tmp_path / "m.gguf", build.gguf(metadata, {"token_embd.weight": ("F32", (3, 8), bytes(96))}))
