@@ -32,6 +32,8 @@ class GroupManager(abc.ABC):
     """Whether a table has a place for every `block_size` tokens, and each new place gets a block."""
     skips_places: ClassVar[bool] = False
     """True for a kind that needs no block in some places of its table."""
+    moves_on: ClassVar[bool] = False
+    """True for a kind that reads its last block alone, and may overwrite it with what belongs into a later place."""
     reads_whole_prefix: ClassVar[bool] = False
     """True for a kind for which every shorter prefix of a hit is a hit too."""
 

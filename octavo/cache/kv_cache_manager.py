@@ -10,7 +10,7 @@ from octavo.cache.flat_array import no_ids, repeated
 from octavo.cache.fork import fork_blocks
 from octavo.cache.group_manager import NEVER, GroupManager, check_retention
 from octavo.cache.lookup import PrefixLookup
-from octavo.cache.places import blocks_to_come, check_references, fill_places, wanted_places
+from octavo.cache.places import blocks_to_come, check_references, dense_blocks, lengthened, movable_groups
 from octavo.cache.prefix_cache import NO_NODE, PrefixCache
 from octavo.cache.prefix_writer import PrefixWriter
 from octavo.cache.registry import make_group_manager
@@ -266,17 +266,21 @@ class KVCacheManager:
                 for manager, hit, sources in zip(self.managers, hits, copied, strict=True)
             ]
         )
-        if self.admit_whole_prompt:
-            needed = max(needed, self.whole_prompt_blocks(request, computed))
+        whole = self.whole_prompt_blocks(request, computed) if self.admit_whole_prompt else 0
+        moved: list[int] = []
         # Blocks of the hit that stand in the line leave it, too. They are counted only where it matters.
-        if needed + sum(map(len, hits)) > pool.num_available and (
-            needed + sum(map(pool.count_unreferenced, hits)) > pool.num_available
-        ):
-            return None
+        if max(needed, whole) + sum(map(len, hits)) > pool.num_available:
+            spare = pool.num_available - sum(map(pool.count_unreferenced, hits))
+            if needed > spare and not computed.copied:
+                place = (computed.num_tokens, num_tokens)
+                moved = movable_groups(self.managers, hits, *place, pool, num_own=0, most=needed - spare)
+            if max(needed - len(moved), whole) > spare:
+                return None
         held = self._adopt(request, computed)
-        self._lengthen(held, num_tokens, leave_free, copied)
+        before = [table[:] for table in held.tables]
+        new = self._lengthen(held, num_tokens, leave_free, copied, moved)
         self._cache_full_blocks(request, held, num_tokens)
-        return tuple([table.tolist() for table in held.tables])
+        return tuple([[*table, *more] for table, more in zip(before, new, strict=True)])
 
     def _adopt(self, request: Request, computed: ComputedBlocks) -> RequestBlocks:
         """Remember an admitted request, so far with the blocks of its hit alone."""
@@ -326,9 +330,11 @@ class KVCacheManager:
                     for manager, table in zip(self.managers, held.tables, strict=True)
                 ]
             )
-            if needed > self._pool.num_available - leave_free:
+            short, place = needed - self._pool.num_available + leave_free, (request.num_computed_tokens, num_tokens)
+            moved = movable_groups(self.managers, held.tables, *place, self._pool, num_own=1, most=short)
+            if short > len(moved):
                 return None
-            new = self._lengthen(held, num_tokens, leave_free, ())
+            new = self._lengthen(held, num_tokens, leave_free, (), moved)
         self._cache_full_blocks(request, held, num_tokens)
         return new
 
@@ -349,28 +355,26 @@ class KVCacheManager:
         return min([manager.next_drop(held.num_dropped[group]) for group, manager in self._dropping], default=NEVER)
 
     def _lengthen(
-        self, held: RequestBlocks, num_tokens: int, leave_free: int, copied: Sequence[Sequence[int]]
+        self,
+        held: RequestBlocks,
+        num_tokens: int,
+        leave_free: int,
+        copied: Sequence[Sequence[int]],
+        moved: Sequence[int],
     ) -> tuple[list[int], ...]:
         """Take blocks until the tables hold `num_tokens`; returns the new ones by group.
 
-        Blocks that are only worth having are taken as long as `leave_free` stay available.
+        Blocks that are only worth having are taken as long as `leave_free` stay available. The last blocks of the
+        groups `moved` stand in both places for the device, which reads them in one and writes them in the other.
         """
         managers, tables = self.managers, held.tables
         if self._skips_places:
             spare = self._pool.num_available - leave_free
-            places = wanted_places(managers, held, num_tokens, self._intervals, copied=copied, num_spare=spare)
-            new = fill_places(tables, *places, self._pool)
+            new = lengthened(
+                managers, held, num_tokens, self._intervals, self._pool, copied=copied, moved=moved, num_spare=spare
+            )
         else:
-            counts = [
-                manager.num_table_blocks(num_tokens) - len(table)
-                for manager, table in zip(managers, tables, strict=True)
-            ]
-            blocks = self._pool.take(sum(counts))
-            new = []
-            start = 0
-            for count in counts:
-                new.append(blocks[start : start + count])
-                start += count
+            new = dense_blocks(managers, tables, num_tokens, self._pool)
         for table, taken in zip(tables, new, strict=True):
             table += taken
         held.capacity = min(

@@ -48,11 +48,13 @@ class AlignedMambaManager(GroupManager):
     A state at every border of a prompt would cost as much as the layers that keep tokens. A request keeps it where its
     prompt can be replayed from, and where it leaves a path that other requests share; while it generates, where its
     steps end at a border anyway. Only the block of its last token is reserved for it: the others are kept while there
-    is room.
+    is room. Without any, the block moves on to the place of the step's last token: its state is overwritten by the one
+    there, and the border behind it can be found no more.
     """
 
     is_dense = False
     skips_places = True
+    moves_on = True
 
     def num_dropped_blocks(self, num_computed: int) -> int:
         return max(0, num_computed - 1) // self.block_size

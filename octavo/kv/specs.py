@@ -274,9 +274,10 @@ class MambaSpec(KVCacheSpec, frozen=True, kw_only=True, tag=True):
         return (self.kind, self.block_size, self.page_bytes, self.cache_mode, self.num_speculative_blocks)
 
     def max_blocks(self, num_tokens: int, *, chunk_tokens: int) -> int:
-        """The running state, drafts, and in `align` mode the state of the last block boundary, if there is one."""
-        del chunk_tokens
-        return min(ceil_div(num_tokens, self.tokens_per_state), 2) + self.num_speculative_blocks
+        """The running state, and drafts. In `align` mode a step that crosses a border takes a second block while there
+        is one; where there is none, the state goes on in its block and the one at the border is lost."""
+        del num_tokens, chunk_tokens
+        return 1 + self.num_speculative_blocks
 
     def reference_max_blocks(self, num_tokens: int, *, in_flight_tokens: int) -> int:
         del num_tokens, in_flight_tokens

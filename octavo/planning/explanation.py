@@ -101,7 +101,7 @@ def _blocks(name: str, spec: LayerSpec, length: int, chunk: int) -> Step:
             title, "window before a step and its sure tokens, at the worst place", f"-(-{touched} // {size})", value
         )
     if isinstance(spec, MambaSpec):
-        return Step(title, "the running state, and one at a border", str(value), value)
+        return Step(title, "the running state", str(value), value)
     if isinstance(spec, ChunkedLocalSpec):
         return Step(title, "the attention chunk and a step's sure tokens, at the worst place", str(value), value)
     return Step(title, "length / tokens of a block, rounded up", f"-(-{length} // {size})", value)

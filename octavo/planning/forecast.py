@@ -19,7 +19,7 @@ from octavo.kv.stages import of_stage, split_layers
 from octavo.planning.cache_dtype import RUNNABLE, cache_format, with_format
 from octavo.planning.inquiry import Inquiry, check_inquiry
 from octavo.planning.machine import RankBudget, rank_budget, runtime_bytes
-from octavo.planning.reference import ReferenceAnswer, ask_reference, beside_states, recurrence_dtype, without_groups
+from octavo.planning.reference import ReferenceAnswer, ask_reference, beside_states, state_rule, without_groups
 from octavo.planning.weights import Weights, find_weights
 
 
@@ -121,7 +121,7 @@ def forecast(subject: Subject, inquiry: Inquiry) -> Forecast:
         available,
         shared=shared_by_rank,
         in_flight_tokens=inquiry.max_in_flight_tokens or inquiry.max_num_batched_tokens,
-        state_dtype=recurrence_dtype(model.model_type, specs, compute_dtype),
+        states=state_rule(model.model_type, specs, compute_dtype, tensor),
     )
     answer = reference(options)
     if options.hybrid and any(spec.drops_blocks for spec in specs.values()):

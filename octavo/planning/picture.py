@@ -16,7 +16,7 @@ from octavo.kv.specs import LayerSpec
 from octavo.planning.chart import FAINT, Box, Line, chart, text
 from octavo.planning.forecast import Forecast
 from octavo.planning.memory_map import HATCHING, MAX_ROWS, pool, sharing
-from octavo.planning.reference import ask_reference
+from octavo.planning.reference import ask_reference, state_rule
 
 WIDTH = 1100
 OURS, THEIRS = "#1b6ca8", "#c0392b"
@@ -127,6 +127,8 @@ def _by_length(asked: Forecast) -> Iterator[tuple[int, float, float]]:
 def _by_in_flight(asked: Forecast) -> Iterator[tuple[int, float, float]]:
     """The same for other numbers of tokens in a step, planned anew for the same bytes."""
     available = [budget.kv_bytes for budget in asked.budgets]
+    specs = {name: spec for own in asked.specs_by_rank for name, spec in own.items()}
+    states = state_rule(asked.model.model_type, specs, asked.compute_dtype, asked.tensor_parallel_size)
     in_flight = MIN_IN_FLIGHT
     while in_flight <= MAX_IN_FLIGHT:
         options = msgspec.structs.replace(
@@ -142,7 +144,7 @@ def _by_in_flight(asked: Forecast) -> Iterator[tuple[int, float, float]]:
             options,
             asked.shared_by_rank,
             in_flight_tokens=in_flight,
-            state_dtype=asked.compute_dtype,
+            states=states,
         )
         theirs = answer.plan.figures.capacity_tokens if answer.plan is not None else 0
         yield in_flight, float(ours.capacity_tokens), float(theirs)

@@ -4,6 +4,7 @@ flight for every windowed group, and the null block as if it could be handed out
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 import msgspec
 
@@ -15,6 +16,17 @@ from octavo.kv.specs import KVCacheGroupSpec, LayerSpec, MambaSpec, MLASpec
 
 MLA_ALIGNMENT = 128
 """Blocks beside states are a multiple of the configured block, or of this with latents."""
+
+
+class StateRule(NamedTuple):
+    """How the reference keeps the states of a model."""
+
+    dtype: str
+    """Of recurrences; a convolution has the cache's."""
+    is_mamba_2: bool = False
+    """Whether beside its heads' inputs the convolution has those of groups, which ranks may have to copy."""
+    num_ranks: int = 1
+    """Tensor-parallel ranks, over which it divides states."""
 
 
 class ReferenceAnswer(msgspec.Struct, frozen=True, kw_only=True):
@@ -33,14 +45,14 @@ def ask_reference(
     shared: Sequence[Mapping[str, str]],
     *,
     in_flight_tokens: int,
-    state_dtype: str,
+    states: StateRule,
 ) -> ReferenceAnswer:
     """The answer to the question that `options` asks of Octavo."""
     asked = msgspec.structs.replace(
         options, reference=True, max_num_batched_tokens=in_flight_tokens, max_chunk_tokens=None, max_overlapping_steps=1
     )
     try:
-        specs = [reference_specs(specs, state_dtype, options.max_model_len) for specs in specs_by_rank]
+        specs = [reference_specs(specs, states, options.max_model_len) for specs in specs_by_rank]
         attempt = try_plan(specs, available_bytes, asked, shared)
     except LayoutError as error:
         return ReferenceAnswer(plan=None, in_flight_tokens=in_flight_tokens, refusal=str(error))
@@ -69,21 +81,23 @@ def beside_states(groups: Sequence[KVCacheGroupSpec], answer: ReferenceAnswer) -
         return []
     told = []
     if any(spec.cache_mode != "none" for spec in ours):
-        told.append("keeps more states, so that prefixes are found again, which the reference does not in such models")
+        told.append("keeps more states while there is room, so that prefixes are found again")
     if {spec.dtypes for spec in ours} != {spec.dtypes for spec in plain}:
         dtypes = [" and ".join(dict.fromkeys(spec.dtypes)) for spec in (ours[0], plain[0])]
         told.append(f"keeps states in {dtypes[0]}, as they are computed (the reference: {dtypes[1]})")
+    if {spec.shapes for spec in ours} != {spec.shapes for spec in plain}:
+        told.append("keeps whole states on each rank (the reference divides them)")
     return [f"Beside the reference engine, this plan {'; it '.join(told)}."] if told else []
 
 
-def reference_specs(specs: Mapping[str, LayerSpec], state_dtype: str, max_model_len: int) -> dict[str, LayerSpec]:
-    """`specs` as the reference makes them beside states: one state for each request, and blocks of tokens long enough
-    for a page to hold it. `state_dtype` is that of recurrences; a convolution has the cache's."""
+def reference_specs(specs: Mapping[str, LayerSpec], rule: StateRule, max_model_len: int) -> dict[str, LayerSpec]:
+    """`specs` as the reference makes them beside states: one state for each request, divided over ranks, and blocks of
+    tokens long enough for a page to hold it. Raises `LayoutError` for states that cannot be divided."""
     states = [spec for spec in specs.values() if isinstance(spec, MambaSpec)]
     attention = [spec for spec in specs.values() if not isinstance(spec, MambaSpec)]
     if not states:
         return dict(specs)
-    plain = [_plain_state(spec, state_dtype, max_model_len) for spec in states]
+    plain = [_plain_state(spec, rule, max_model_len) for spec in states]
     page = max(spec.content_bytes for spec in plain)
     block = None
     if attention:
@@ -94,7 +108,7 @@ def reference_specs(specs: Mapping[str, LayerSpec], state_dtype: str, max_model_
     changed: dict[str, LayerSpec] = {}
     for name, spec in specs.items():
         if isinstance(spec, MambaSpec):
-            state = _plain_state(spec, state_dtype, max_model_len)
+            state = _plain_state(spec, rule, max_model_len)
             changed[name] = msgspec.structs.replace(
                 state, page_size_padded=None if page == state.content_bytes else page
             )
@@ -103,20 +117,53 @@ def reference_specs(specs: Mapping[str, LayerSpec], state_dtype: str, max_model_
     return changed
 
 
-def _plain_state(spec: MambaSpec, state_dtype: str, max_model_len: int) -> MambaSpec:
+def _plain_state(spec: MambaSpec, rule: StateRule, max_model_len: int) -> MambaSpec:
     first, *others = spec.dtypes
-    dtypes = (first, *(state_dtype for _ in others)) if others else (first,)
-    return msgspec.structs.replace(spec, dtypes=dtypes, cache_mode="none", block_size=max_model_len)
+    dtypes = (first, *(rule.dtype for _ in others)) if others else (first,)
+    return msgspec.structs.replace(
+        spec, shapes=_divided(spec.shapes, rule), dtypes=dtypes, cache_mode="none", block_size=max_model_len
+    )
 
 
-def recurrence_dtype(model_type: str, specs: Mapping[str, LayerSpec], compute_dtype: str) -> str:
-    """In which dtype the reference keeps recurrences: those of Mamba 2, one matrix for each head, in float32, others
-    in the compute dtype. The fields of the type's config tell Mamba from linear attention."""
+def _divided(shapes: tuple[tuple[int, ...], ...], rule: StateRule) -> tuple[tuple[int, ...], ...]:
+    """One rank's part of a state: recurrences by heads or channels, a convolution by channels. Of Mamba 2's groups each
+    rank has its own, or where they cannot be divided a copy of one."""
+    ranks = rule.num_ranks
+    if ranks == 1:
+        return shapes
+    recurrence = shapes[-1]
+    if len(shapes) == 1 and len(recurrence) == 2:  # a convolution alone
+        return ((recurrence[0], _part(recurrence[1], ranks)),)
+    divided = (_part(recurrence[0], ranks), *recurrence[1:])
+    if len(shapes) == 1:
+        return (divided,)
+    kernel, channels = shapes[0]
+    if not rule.is_mamba_2:
+        return ((kernel, _part(channels, ranks)), divided)
+    heads, size, state = recurrence
+    groups = (channels - heads * size) // (2 * state)
+    own_groups = groups // ranks if groups % ranks == 0 else 1
+    return ((kernel, divided[0] * size + 2 * own_groups * state), divided)
+
+
+def _part(count: int, ranks: int) -> int:
+    if count % ranks:
+        raise LayoutError(
+            f"The reference engine does not divide the {count} heads or channels of a state over {ranks} ranks.",
+            remedy=f"Use a number of ranks that divides {count}.",
+        )
+    return count // ranks
+
+
+def state_rule(model_type: str, specs: Mapping[str, LayerSpec], compute_dtype: str, num_ranks: int) -> StateRule:
+    """How the reference keeps the states of a model: recurrences of Mamba 2, one matrix for each head, in float32,
+    others in the compute dtype. The fields of the type's config tell Mamba from linear attention."""
     shapes = [spec.shapes[-1] for spec in specs.values() if isinstance(spec, MambaSpec) and len(spec.shapes) > 1]
     has_matrices = any(len(shape) == 3 for shape in shapes)
     facts = config_table().get(model_type)
     is_linear = facts is not None and any(field.startswith("linear_") for field in facts.defaults)
-    return "float32" if has_matrices and not is_linear else compute_dtype
+    is_mamba_2 = has_matrices and not is_linear
+    return StateRule("float32" if is_mamba_2 else compute_dtype, is_mamba_2, num_ranks)
 
 
 def _sentence(error: PlanError | None) -> str:

@@ -6,6 +6,10 @@ its tokens are cut into **runs** at those borders, each of which goes on where t
 
     blocks of 4, c = 6, d = 15, table [.., 5, 0, 9]     tokens 6, 7 from block 5 to block 5; tokens 8 .. 14 from 5 to 9
 
+Where no block was free, the request's only one stands in its last place too. Then there is no border to stop at:
+
+    blocks of 4, c = 6, d = 15, table [.., 5, 0, 5]     tokens 6 .. 14 from block 5 to block 5
+
 A request may begin at a border that another one reaches in the same step, and reads what that one writes there. Runs
 are therefore put in order: one that reads what another writes comes after it. Runs of equal length that do not wait for
 each other are computed together.
@@ -61,7 +65,7 @@ def runs_of_step(table: Int32Array, block_size: int, query_start: Int32Array, se
         last = (end - 1) // block_size
         for place in range(done // block_size, last + 1):
             block = int(blocks[place])
-            if block == NULL_BLOCK and place < last:
+            if place < last and block in (NULL_BLOCK, blocks[last]):
                 continue
             stop = min((place + 1) * block_size, end)
             runs.append(Run(first, stop - done, state, block))

@@ -41,7 +41,7 @@ def test_the_block_of_the_last_token_is_all_that_is_needed() -> None:
     kind = AlignedMambaManager(aligned(), max_model_len=256, max_chunk_tokens=16)
     assert [kind.num_dropped_blocks(n) for n in (0, 1, 4, 5, 8, 9)] == [0, 0, 0, 1, 1, 2]
     assert [kind.next_drop(n) for n in (0, 1, 2)] == [5, 9, 13]
-    assert [kind.max_blocks(n) for n in (4, 5, 100)] == [1, 2, 2]
+    assert [kind.max_blocks(n) for n in (4, 5, 100)] == [1, 1, 1]
     assert [kind.num_new_blocks(held, 20) for held in (0, 4, 5)] == [1, 1, 0]
     assert kind.num_new_blocks(1, 20, 1) == 2
 

@@ -217,9 +217,9 @@ def test_states_take_one_page_whatever_the_length() -> None:
     assert plan.figures.scheduler_block_size == 4096
     aligned = msgspec.structs.replace(state, cache_mode="align", num_speculative_blocks=1)
     plan = plan_kv_cache([{"a": aligned, "c": FULL}], [4 * MIB], options(4096))
-    assert plan.figures.blocks_per_request == (2, 256)  # A request of one block crosses no border.
+    assert plan.figures.blocks_per_request == (2, 256)
     plan = plan_kv_cache([{"a": aligned, "c": FULL}], [8 * MIB], options(4097))
-    assert plan.figures.blocks_per_request == (3, 257)
+    assert plan.figures.blocks_per_request == (2, 257)
 
 
 def test_cross_attention_is_bounded_by_the_encoder() -> None:

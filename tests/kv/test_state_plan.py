@@ -66,8 +66,8 @@ def test_the_plan_is_right_to_the_byte() -> None:
     page = 17 * 8192
     assert [group.spec.page_bytes for group in plan.groups] == [page] * len(plan.groups)
     assert plan.figures.num_blocks == (1 << 24) // (page * len(plan.configs[0].tensors))
-    # 16 blocks of 272 tokens, and for each group of states the running one and the one before the last border.
-    assert sorted(plan.figures.blocks_per_request) == sorted([16] + [2] * (len(plan.groups) - 1))
+    # 16 blocks of 272 tokens, and for each group of states the running one.
+    assert sorted(plan.figures.blocks_per_request) == sorted([16] + [1] * (len(plan.groups) - 1))
     assert plan.figures.scheduler_block_size == 272
     config = plan.configs[0]
     assert sum(tensor.size_bytes for tensor in config.tensors) == plan.figures.ranks[0].pool_bytes

@@ -5,6 +5,7 @@ What a block of states holds is written down as the tokens it came from; a run m
 
 from __future__ import annotations
 
+import random
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,7 @@ from hypothesis import strategies as st
 from octavo.cache.fork import block_copies
 from octavo.cache.kv_cache_manager import KVCacheManager
 from octavo.cache.mamba import AlignedMambaManager
+from octavo.cache.places import movable_groups
 from octavo.errors import InvariantError
 from octavo.kv.specs import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec, LayerSpec, MambaSpec
 from octavo.request import Request, SamplingParams
@@ -43,6 +45,8 @@ class Engine:
         self.specs = specs
         self.running: list[Request] = []
         self.memory: dict[tuple[int, int], tuple[int, ...]] = {}
+        self.tables: dict[str, list[list[int]]] = {}
+        """By request, as the device has them: blocks are appended, and nothing is taken away."""
         self.num_hits = 0
 
     def place(self, request: Request, count: int, parent: Request | None = None) -> tuple[Request, int, int] | None:
@@ -62,6 +66,9 @@ class Engine:
             return None
         if request not in self.running:
             self.running.append(request)
+            self.tables[request.request_id] = [[] for _ in blocks]
+        for table, more in zip(self.tables[request.request_id], blocks, strict=True):
+            table.extend(more)
         if computed is not None and computed.copied:
             self._copy(block_copies(computed, blocks))
         request.num_computed_tokens = done + count
@@ -83,7 +90,7 @@ class Engine:
         for group, spec in enumerate(self.specs):
             if not isinstance(spec, MambaSpec):
                 continue
-            tables = [self.manager.block_ids(request.request_id)[group] for request, _, _ in step]
+            tables = [self.tables[request.request_id][group] for request, _, _ in step]
             table = np.zeros((len(step), max(map(len, tables))), dtype=np.int32)
             for row, blocks in enumerate(tables):
                 table[row, : len(blocks)] = blocks
@@ -110,7 +117,7 @@ class Engine:
             for spec, table in zip(self.specs, self.manager.block_ids(request.request_id), strict=True):
                 if isinstance(spec, MambaSpec):
                     plain = [block for block in table if block and not self.manager.is_cached(block)]
-                    assert len(plain) <= spec.max_blocks(request.num_tokens, chunk_tokens=MAX_LEN)
+                    assert len(plain) <= spec.max_blocks(request.num_tokens, chunk_tokens=MAX_LEN) + 1
 
 
 @st.composite
@@ -205,6 +212,16 @@ def _caches_what_is_no_border(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(AlignedMambaManager, "find_hit", planted)
 
 
+def _moves_what_another_request_holds(patch: pytest.MonkeyPatch) -> None:
+    right = movable_groups
+
+    def planted(*given: Any, num_own: int, most: int) -> list[int]:
+        found = [*right(*given, num_own=1, most=most), *right(*given, num_own=2, most=most)]
+        return sorted(found)[:most]
+
+    patch.setattr("octavo.cache.kv_cache_manager.movable_groups", planted)
+
+
 def _skips_the_place_of_a_copy(patch: pytest.MonkeyPatch) -> None:
     patch.setattr("octavo.cache.places.sorted", lambda places: list(places)[-1:], raising=False)
 
@@ -220,6 +237,7 @@ def _computes_the_last_run_first(patch: pytest.MonkeyPatch) -> None:
     [
         _drops_a_state_early,
         _caches_what_is_no_border,
+        _moves_what_another_request_holds,
         _skips_the_place_of_a_copy,
         _computes_the_last_run_first,
     ],
@@ -234,3 +252,29 @@ def test_a_planted_bug_is_noticed(monkeypatch: pytest.MonkeyPatch, plant: Any) -
 
     with pytest.raises((AssertionError, InvariantError, KeyError, IndexError)):
         run()
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 4])
+@pytest.mark.parametrize("num_groups", [1, 2, 3])
+def test_one_state_a_group_is_enough(size: int, num_groups: int) -> None:
+    """In a pool of what the plan reserves for one request, requests with one beginning run one after the other."""
+    dice = random.Random(100 * size + num_groups)
+    state = MambaSpec(block_size=size, shapes=((1,),), dtypes=("float16",), cache_mode="align")
+    tokens = FullAttentionSpec(block_size=size, num_kv_heads=1, head_size=1, dtype="float16")
+    specs: list[LayerSpec] = [tokens, *[state] * num_groups]
+    reserved = sum(spec.max_blocks(MAX_LEN, chunk_tokens=MAX_LEN) for spec in specs)
+    assert reserved == -(-MAX_LEN // size) + num_groups
+    engine = Engine(specs, num_blocks=reserved + 1, caching=True, interval=None)
+    known = [dice.randrange(3) for _ in range(MAX_LEN)]
+    for number in range(12):
+        prompt = known[: dice.randint(1, MAX_LEN - 1)]
+        end = dice.choice([MAX_LEN, len(prompt) + 1])
+        request = Request(f"r{number}", prompt, SamplingParams(), max_output_tokens=MAX_LEN)
+        while request.num_computed_tokens < end:
+            left = request.num_tokens - request.num_computed_tokens
+            placed = engine.place(request, dice.choice([1, 2, 7, max(1, left)]))
+            assert placed is not None, request.num_computed_tokens
+            engine.run([placed])
+            engine.check()
+        engine.end(request)
+    assert engine.num_hits

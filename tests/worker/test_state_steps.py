@@ -24,6 +24,15 @@ def test_a_step_is_cut_where_its_table_holds_a_block() -> None:
     assert runs([[7, 5, 6, 9]], 4, [(6, 15)]) == [Run(0, 2, 5, 5), Run(2, 4, 5, 6), Run(6, 3, 6, 9)]
 
 
+def test_a_block_that_moves_on_is_read_and_written() -> None:
+    assert runs([[7, 5, 0, 5]], 4, [(6, 15)]) == [Run(0, 9, 5, 5)]
+    assert runs([[0, 5, 0, 5]], 4, [(8, 15)]) == [Run(0, 7, 5, 5)]
+    assert runs([[0, 5, 5]], 4, [(8, 9)]) == [Run(0, 1, 5, 5)]
+    (batch,) = batches_of_runs(runs([[7, 5, 0, 5]], 4, [(6, 15)]))
+    assert batch.reads is not None
+    assert (batch.reads.tolist(), batch.writes.tolist()) == ([5], [5])
+
+
 def test_a_request_begins_without_a_state() -> None:
     assert runs([[3]], 4, [(0, 3)]) == [Run(0, 3, 0, 3)]
     assert runs([[0, 3]], 4, [(0, 5)]) == [Run(0, 5, 0, 3)]
