@@ -20,8 +20,8 @@ def made(spec: LayerSpec, chunk: int) -> GroupManager:
 def in_use(kind: GroupManager, num_computed: int, num_placed: int) -> int:
     """Blocks that a request needs with `num_computed` tokens computed and places for `num_placed`."""
     places = kind.num_table_blocks(num_placed) - kind.num_dropped_blocks(num_computed)
-    # Where places are skipped, the first is read and the last written.
-    return min(places, 2) if kind.skips_places else places
+    # Where places are skipped, the first is read and the last written: one block, where it can move on.
+    return min(places, 1 if kind.moves_on else 2) if kind.skips_places else places
 
 
 @given(layer_specs(), st.integers(0, 600), st.integers(0, 600))
