@@ -7,7 +7,7 @@ import logging
 import time
 import weakref
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import msgspec
@@ -19,17 +19,11 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 from octavo.config import EngineConfig, rank_environment, read_environment
 from octavo.errors import ConfigError, ExecutorError
 from octavo.executor.deadline import Deadline, RankFailed
-from octavo.executor.executor import Executor
-from octavo.executor.multiproc import WORKER_RANK
 from octavo.executor.rank_calls import RankStart, decode_answers, encode_call, encode_start, is_error
 from octavo.executor.ray_rank import PULSE_GROUP, ActorPlace, RayRank
-from octavo.messages import ModelRunnerOutput, Rendezvous, SchedulerOutput
+from octavo.executor.remote import GRACE_S, PULSE_EVERY_S, RemoteExecutor
+from octavo.messages import Rendezvous
 
-_PULSE_EVERY_S = 1.0
-_MOST_SILENT_S = 10.0
-"""An actor that answers no pulse for so long is taken for gone, and its machine with it."""
-_GRACE_S = 5.0
-"""Time for ranks to end by themselves, and for the others to answer after one failed, for which they may wait."""
 _PLACE_S = 60.0
 """How long a cluster may take to find room for the ranks."""
 _START_S = 300.0
@@ -39,71 +33,45 @@ _STORE_BYTES = 80 * 2**20
 _CPUS_OF_A_RANK = 1
 
 
-class RayExecutor(Executor):
+class RayExecutor(RemoteExecutor):
     """An actor per rank, placed as near to each other as the cluster has room; ranks of one machine are neighbours.
 
     The cluster is the one that `RAY_ADDRESS` names, or the one of this machine (`ray start`), or a local one that is
-    started for the purpose. The first rank that fails, dies or falls silent, or whose machine does, ends all of them.
+    started for the purpose. A machine that is lost is a rank that dies. `start` raises `ConfigError`, too, when the
+    cluster cannot be reached, or has not the CPUs or GPUs for so many ranks.
 
     Owns: the actors, their places in the cluster, the connection to it unless there was one.
-    Never: computes, or imports torch.
-
-    Parameters:
-        rank_class: `module:Class` of a `Rank`, made in the actor with (config, global_rank=, local_rank=).
-        silence_s: seconds without a sign of life after which a rank counts as gone.
     """
 
-    def __init__(
-        self, config: EngineConfig, *, rank_class: str = WORKER_RANK, silence_s: float = _MOST_SILENT_S
-    ) -> None:
-        self._config = config
-        self._rank_class = rank_class
-        self._silence_s = silence_s
+    def __init__(self, config: EngineConfig, **options: Any) -> None:
+        super().__init__(config, **options)
         self._ranks: list[_RankActor] = []
-        self._end: weakref.finalize[Any, Any] | None = None
 
-    def start(self) -> None:
-        """As in the contract. A failed start leaves nothing running.
+    @property
+    def num_ranks(self) -> int:
+        return len(self._ranks)
 
-        Raises `ConfigError` when the cluster cannot be reached, or has not the CPUs or GPUs for so many ranks.
-        """
-        if self._ranks:
-            raise ExecutorError("The executor was started twice.", remedy="Call shutdown first.")
-        world_size = self._config.parallel.world_size
+    @contextlib.contextmanager
+    def _meeting(self) -> Iterator[None]:
         held = contextlib.ExitStack()
         self._end = weakref.finalize(self, held.close)
-        try:
-            held.enter_context(_connected(world_size))
-            self._ranks = _place_ranks(self._config, held)
-            num_local = Counter(rank.place.node for rank in self._ranks)
-            first = self._ranks[0].place
-            self._tell_who_they_are()
-            meetings = (
-                Rendezvous(host=first.host, port=first.port, num_local_ranks=num_local[rank.place.node])
-                for rank in self._ranks
-            )
-            decode_answers("init_worker", self._ask([encode_call("init_worker", (each,)) for each in meetings], None))
-            for method in ("init_device", "load_model"):
-                self.collective_rpc(method)
-        except BaseException:
-            self.shutdown()
-            raise
+        held.enter_context(_connected(self._config.parallel.world_size))
+        self._ranks = _place_ranks(self._config, held)
+        num_local = Counter(rank.place.node for rank in self._ranks)
+        first = self._ranks[0].place
+        self._tell_who_they_are()
+        meetings = (
+            Rendezvous(host=first.host, port=first.port, num_local_ranks=num_local[rank.place.node])
+            for rank in self._ranks
+        )
+        calls = [encode_call("init_worker", (each,)) for each in meetings]
+        decode_answers("init_worker", self._ask_each(calls, None))
+        yield
 
-    def collective_rpc(self, method: str, args: Sequence[Any] = (), *, timeout_s: float | None = None) -> list[Any]:
-        """As in the contract. Raises `ExecutorError` after `timeout_s` without all answers; the ranks are ended then.
+    def _ask(self, call: bytes, timeout_s: float | None) -> list[bytes]:
+        return self._ask_each([call] * len(self._ranks), timeout_s)
 
-        An error of ranks is raised once all have answered, or seconds later where others wait for the one that failed:
-        then all are ended.
-        """
-        return decode_answers(method, self._ask([encode_call(method, args)] * max(1, len(self._ranks)), timeout_s))
-
-    def execute_model(self, step: SchedulerOutput) -> ModelRunnerOutput:
-        output: ModelRunnerOutput = self.collective_rpc("execute_model", (step,))[-1]
-        return output
-
-    def check_health(self) -> None:
-        if not self._ranks:
-            raise ExecutorError("The executor is not running.", remedy="Call start first.")
+    def _check_ranks(self) -> None:
         for number in range(len(self._ranks)):
             self._check_silent(number)
 
@@ -112,7 +80,7 @@ class RayExecutor(Executor):
         if self._ranks:
             calls = [rank.actor.call.remote(encode_call("shutdown", ())) for rank in self._ranks]
             with contextlib.suppress(RayError):
-                ray.wait(calls, num_returns=len(calls), timeout=_GRACE_S)
+                ray.wait(calls, num_returns=len(calls), timeout=GRACE_S)
         self._stop()
 
     def _tell_who_they_are(self) -> None:
@@ -133,14 +101,12 @@ class RayExecutor(Executor):
             begun.append(rank.actor.begin.remote(encode_start(start), self._rank_class))
         _await_start(begun)
 
-    def _ask(self, calls: Sequence[bytes], timeout_s: float | None) -> list[bytes]:
+    def _ask_each(self, calls: Sequence[bytes], timeout_s: float | None) -> list[bytes]:
         """Send each rank its call; their answers, in the order of ranks."""
-        if not self._ranks:
-            self.check_health()
         try:
             answers = [rank.actor.call.remote(call) for rank, call in zip(self._ranks, calls, strict=True)]
             try:
-                first_look = _PULSE_EVERY_S if timeout_s is None else min(timeout_s, _PULSE_EVERY_S)
+                first_look = PULSE_EVERY_S if timeout_s is None else min(timeout_s, PULSE_EVERY_S)
                 frames: list[bytes] = ray.get(answers, timeout=first_look)
                 return frames
             except (GetTimeoutError, RayActorError):
@@ -165,7 +131,7 @@ class RayExecutor(Executor):
         waiting = dict(zip(answers, range(len(answers)), strict=True))
         deadline = Deadline(timeout_s)
         while waiting:
-            ready, _ = ray.wait(list(waiting), timeout=min(_PULSE_EVERY_S, deadline.seconds_left()))
+            ready, _ = ray.wait(list(waiting), timeout=min(PULSE_EVERY_S, deadline.seconds_left()))
             for answer in ready:
                 number = waiting.pop(answer)
                 try:
@@ -173,7 +139,7 @@ class RayExecutor(Executor):
                 except RayActorError as error:
                     raise self._ranks[number].death(number, error) from None
                 if is_error(frame):
-                    deadline.shorten(frame, _GRACE_S)
+                    deadline.shorten(frame, GRACE_S)
             if waiting and not ready:
                 for number in waiting.values():
                     self._check_silent(number)

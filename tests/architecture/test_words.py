@@ -20,8 +20,8 @@ layer library limit line linear link list listener lm load loaded local log logp
 marks mask memory meta metadata meter metrics mixer model module new no norm nothing office open options other
 output outputs override packed paged parallel parameters params parser part partner parts path piece pipeline place
 placement plain post prepared probe probed process processor question queue raw reading ready reason reasoning
-record recorder recurrence reference refused replaced report request reset restarts retained rotary row rows rule
-rules run runnable runner running sampler sampling scheduler scratch screen search section seen segment sent
+record recorder recurrence reference refused remote replaced report request reset restarts retained rotary row rows
+rule rules run runnable runner running sampler sampling scheduler scratch screen search section seen segment sent
 sentence sequence series server settings shape shares sink sliding small socket source special splitting stages
 start started state static stats status stop stream strided strings stuck switch table talk task team template text
 thread threaded throughput tile times token tokenize tokenizer tokens told too tool traffic type unsupported update

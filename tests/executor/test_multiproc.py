@@ -91,7 +91,7 @@ def test_an_error_of_a_rank_keeps_its_words_and_the_ranks_go_on() -> None:
 
 
 def test_an_error_of_a_rank_that_the_others_wait_for_keeps_class_and_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("octavo.executor.multiproc._GRACE_S", 0.3)
+    monkeypatch.setattr("octavo.executor.multiproc.GRACE_S", 0.3)
     with started("FailingAlone") as executor:
         with pytest.raises(ConfigError, match=r"A mistake of the user\. Mend it\.") as caught:
             executor.execute_model(STEP)

@@ -102,7 +102,7 @@ def test_errors_of_ranks_keep_their_words(monkeypatch: pytest.MonkeyPatch) -> No
         with pytest.raises(ExecutorError, match=r"Rank 1 failed in execute_model: OSError: \[Errno 5\] bad"):
             executor.execute_model(STEP)
         assert executor.determine_available_memory() == [1 << 20] * 2, "the ranks go on"
-    monkeypatch.setattr(executor_module, "_GRACE_S", 0.3)
+    monkeypatch.setattr(executor_module, "GRACE_S", 0.3)
     with started("FailingAlone") as (executor, pids):
         with pytest.raises(ConfigError, match=r"A mistake of the user\. Mend it\.") as caught:
             executor.execute_model(STEP)
