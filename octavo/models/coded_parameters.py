@@ -18,6 +18,7 @@ from octavo.formats.codes import CODINGS, INT8, GroupCodes, make_codes
 from octavo.formats.gguf import TensorInfo
 from octavo.models.gguf_conversions import Conversion
 from octavo.models.modules.coded_tensor import CodedTensor, code_parameter
+from octavo.models.modules.mapped_weights import MappedFiles, give_back_freed
 from octavo.models.modules.panels import Panels
 from octavo.models.panel_reading import fill_panels, read_panels
 
@@ -97,8 +98,9 @@ def row_order(name: str, shape: tuple[int, ...], conversion: Conversion, config:
 def code_linears(model: nn.Module) -> None:
     """Code the weights of the model's linear layers as int8, and those of embeddings that are the same parameters.
 
-    Each plain weight is let go of before the next is coded.
+    Each plain weight is let go of before the next is coded, and what lies in a file row by row.
     """
+    mapped = MappedFiles()
     places: dict[int, list[tuple[nn.Module, str]]] = {}
     for module in model.modules():
         for name, parameter in module.named_parameters(recurse=False):
@@ -106,19 +108,24 @@ def code_linears(model: nn.Module) -> None:
     for linear in [module for module in model.modules() if type(module) is nn.Linear]:
         if isinstance(linear.weight, CodedTensor):
             continue
-        owners, dtype = places[id(linear.weight)], linear.weight.dtype
-        coded = code_parameter(_int8(linear.weight.detach()), dtype)
+        owners, plain = places[id(linear.weight)], linear.weight.detach()
+        coded = code_parameter(_int8(plain, mapped), plain.dtype)
         for owner, name in owners:
             owner.register_parameter(name, coded)
+        del plain
+        give_back_freed()
 
 
-def _int8(weight: torch.Tensor) -> Panels:
+def _int8(weight: torch.Tensor, mapped: MappedFiles) -> Panels:
     num_outputs, num_inputs = weight.shape
     panels = Panels(num_outputs, num_inputs, INT8, "int8")
     filled = -num_inputs % INT8.group
 
     def read(first: int, last: int) -> GroupCodes:
-        return make_codes(nn.functional.pad(weight[first:last].float(), (0, filled)).numpy())
+        rows = weight[first:last]
+        codes = make_codes(nn.functional.pad(rows.float(), (0, filled)).numpy())
+        mapped.let_go(rows)
+        return codes
 
     fill_panels(panels, read, num_threads=torch.get_num_threads())
     return panels

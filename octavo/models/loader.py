@@ -23,6 +23,7 @@ from octavo.models.coded_parameters import CodedParameters, code_linears
 from octavo.models.gguf_weights import read_gguf_weights
 from octavo.models.hf_adapter import LoadedModel, adapt_model
 from octavo.models.load_clock import part
+from octavo.models.modules.mapped_weights import give_back_freed
 from octavo.models.parallel.division import find_part
 from octavo.models.parallel.own_sources import own_sources
 from octavo.models.parallel.rank_config import rank_model_config
@@ -77,6 +78,7 @@ def load_model(
     stored = choose_quantization(source.quantization, files, quantization, device, dtype, num_ranks=num_ranks)
     cut = _cut_to(stage, model_config, dtype)
     config = config if cut is None else cut.config_for(config)
+    give_back_freed()
     with quiet():
         part = None if peers is None else _find_part(model_class, config, stage, model_config, peers, device)
         model = _load_weights(

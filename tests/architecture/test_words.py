@@ -17,9 +17,9 @@ detokenize detokenizer device element embedding encoder ended endpoint engine en
 failed fair fast few field fields figures file files finish fit float fold format found frame full fused gate gated
 gathered generation gone heads help hook host incremental info input invariant job json kernel keyword kind kinds kv
 layer library limit line linear link list listener lm load loaded local log logprob logprobs lookup loop manager
-marks mask memory meta metadata meter metrics mixer model module new no norm nothing office open options other
-output outputs override packed paged parallel parameters params parser part partner parts path piece pipeline place
-placement plain post prepared probe probed process processor question queue raw reading ready reason reasoning
+mapped marks mask memory meta metadata meter metrics mixer model module new no norm nothing office open options
+other output outputs override packed paged parallel parameters params parser part partner parts path piece pipeline
+place placement plain post prepared probe probed process processor question queue raw reading ready reason reasoning
 record recorder recurrence reference refused remote replaced report request reset restarts retained rotary row rows
 rule rules run runnable runner running sampler sampling scheduler scratch screen search section seen segment sent
 sentence sequence series server settings shape shares sink sliding small socket source special splitting stages

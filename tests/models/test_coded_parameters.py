@@ -167,9 +167,9 @@ def test_plain_weights_are_let_go_of_one_by_one(monkeypatch: pytest.MonkeyPatch)
     alive: list[int] = []
     int8 = coded_parameters._int8
 
-    def watched(weight: torch.Tensor) -> Any:
+    def watched(weight: torch.Tensor, mapped: Any) -> Any:
         alive.append(sum(weight() is not None for weight in weights))
-        return int8(weight)
+        return int8(weight, mapped)
 
     monkeypatch.setattr(coded_parameters, "_int8", watched)
     code_linears(model)

@@ -18,6 +18,7 @@ from octavo.models.load_clock import part
 from octavo.models.modules.fused_attention import Heads, faster_attention
 from octavo.models.modules.gated_mlp import faster_mlp
 from octavo.models.modules.linear import FusedInput, FusedLinear, PackedLinear
+from octavo.models.modules.mapped_weights import MappedFiles
 from octavo.models.modules.rms_norm import RMSNormKinds
 from octavo.models.modules.weights import Weight, is_coded, is_plain_linear
 from octavo.models.parallel.rank_modules import RowParallelLinear
@@ -92,9 +93,10 @@ def replace_modules(model: Any, seen: SeenCalls, heads: Mapping[nn.Module, Heads
         if (norm := kinds.faster(module)) is not None:
             _put(model, path, norm)
     weights: list[Weight] = []
+    mapped = MappedFiles()
     by_parent: dict[str, list[_Joint]] = {}
     for run in _runs_of_one_input(seen.linears):
-        joint = _join(model, run)
+        joint = _join(model, run, mapped)
         weights.append(joint.weight)
         owner = _parent(run[0].path)
         if isinstance(model.get_submodule(owner), RowParallelLinear):
@@ -139,7 +141,7 @@ def _faster(
     return faster_mlp(module, inputs.weight, output, in_size=inputs.in_size, size=size)
 
 
-def _join(model: nn.Module, run: list[LinearCall]) -> _Joint:
+def _join(model: nn.Module, run: list[LinearCall], mapped: MappedFiles) -> _Joint:
     """Put modules that share one product in the places of a run's linear layers."""
     linears = [call.linear for call in run]
     sizes, in_size = [linear.out_features for linear in linears], linears[0].in_features
@@ -151,6 +153,8 @@ def _join(model: nn.Module, run: list[LinearCall]) -> _Joint:
         single = PackedLinear(linears[0])
         modules, weight = [single], single.packed
     for call, module in zip(run, modules, strict=True):
+        if not is_coded(call.linear) and call.linear.weight.data_ptr() != weight.address:
+            mapped.let_go(call.linear.weight)
         call.linear.register_parameter("weight", None)  # the plain weight goes at once, whoever still holds the layer
         _put(model, call.path, module)
     return _Joint(weight, modules, sizes, in_size)
