@@ -48,7 +48,7 @@ class RunningServer:
         self.meter: ThroughputMeter
         self._thread = threading.Thread(target=lambda: asyncio.run(self._run(model, options)), daemon=True)
         self._thread.start()
-        assert self._started.wait(120)  # a real model on a busy machine
+        assert self._started.wait(600)  # a real model on a busy machine
 
     async def _run(self, model: str, options: dict[str, Any]) -> None:
         metrics, self.meter = EngineMetrics(model), ThroughputMeter("CPU")
