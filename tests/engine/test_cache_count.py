@@ -42,8 +42,9 @@ def test_the_cache_is_counted_every_second_and_at_the_end() -> None:
 
 
 def test_what_takes_long_to_count_is_counted_less_often() -> None:
-    clock = Clock(step=0.1)
-    count = CacheCount(KVCacheManager(config(full(4)), enable_caching=True), None, clock=clock)
+    clock = Clock()
+    cache = KVCacheManager(config(full(4)), enable_caching=True)
+    count = CacheCount(cache, None, clock=clock, cpu_clock=Clock(step=0.1))
     assert count.figures(is_idle=False) is not None
     clock.now += 0.1 / SHARE - 1
     assert count.figures(is_idle=False) is None

@@ -28,6 +28,8 @@ ENGINE_OPTIONS = (
     "kv_memory",
     "max_model_len",
     "block_size",
+    "num_blocks_override",
+    "kv_cache_metrics_sample",
     "generation_config",
     "data_parallel_size",
 )
