@@ -355,12 +355,7 @@ class KVCacheManager:
         return min([manager.next_drop(held.num_dropped[group]) for group, manager in self._dropping], default=NEVER)
 
     def _lengthen(
-        self,
-        held: RequestBlocks,
-        num_tokens: int,
-        leave_free: int,
-        copied: Sequence[Sequence[int]],
-        moved: Sequence[int],
+        self, held: RequestBlocks, num_tokens: int, leave_free: int, copied: Sequence[Sequence[int]], moved: list[int]
     ) -> tuple[list[int], ...]:
         """Take blocks until the tables hold `num_tokens`; returns the new ones by group.
 

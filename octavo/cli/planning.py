@@ -68,6 +68,8 @@ def run(given: Mapping[str, Any]) -> None:
 def _running_server(given: Mapping[str, Any]) -> Any:
     """The `RunningServer` that was named, asked for its cache. Raises `ConfigError` as `ask_server`."""
     if given["server"] is None:
+        if given["api_key"] is not None:
+            raise ConfigError("--api-key is a server's, and --server is not given.", remedy="Give both, or neither.")
         return None
     if not given["check"]:
         raise ConfigError("--server names what to check, and --check is not given.", remedy="Give both, or neither.")
@@ -111,6 +113,8 @@ def _print_json(made: Mapping[str, Any]) -> None:
 def model_name(given: Mapping[str, Any]) -> str:
     """The model that was named, in one way or the other; the demo model where none was."""
     first, second = given["model"], given["model_option"]
+    if "" in (first, second):
+        raise ConfigError("The model's name is empty.", remedy="Name one, or none for the demo model.")
     if first is not None and second is not None and first != second:
         raise ConfigError(f"Two models are named: {first} and {second}.", remedy="Name one.")
     return str(first or second or "demo")

@@ -51,6 +51,7 @@ FLAGS: list[tuple[list[str], str]] = [
     (["--lengths", "12x"], "12x"), (["--dtype", "int4"], "--dtype"), (["--kv-cache-dtype", "int3"], "--kv-cache-dtype"),
     (["--compare", "colour=1"], "--compare"), (["--plot", "x.bmp"], "--plot"), (["--gpu", "h2000"], "h2000"),
     (["--weights", "1GiB", "--gpu", "h200x0"], "--gpu"), (["--max-num-batched-tokens", "-3"], "batched-tokens"),
+    (["--api-key", "k", "--kv-memory", "1GiB"], "--api-key"), (["--model", ""], "empty"),
     (["--num-blocks-override", "0"], "num-"), (["--max-chunk-tokens", "0"], "--max-chunk-tokens"),
 ]  # fmt: skip
 

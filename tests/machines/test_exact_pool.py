@@ -34,12 +34,16 @@ class Run:
         sampling = SamplingParams(max_tokens=num_output, ignore_eos=True)
         request = make_request(request_id, prompt, max_tokens=num_output, sampling=sampling)
         self.scheduler.add_request(request)
+        self.finish()
+        return request
+
+    def finish(self) -> None:
+        """Run until nobody waits."""
         self.chunks = []
         while self.scheduler.has_unfinished_requests():
             step = self.scheduler.schedule()
             self.chunks.append(step.num_tokens)
             self.scheduler.update_from_output(step, self.rank.execute_model(step))
-        return request
 
 
 def check_run(model: str, length: int, batched: int) -> list[int]:
@@ -65,6 +69,40 @@ def check_run(model: str, length: int, batched: int) -> list[int]:
 @pytest.mark.parametrize("model", ["Gemma-3-270m", "gpt-oss-20b", "Mistral-7B-v0.1", "Llama-4-Scout", "Llama-3.1-8B"])
 def test_a_request_of_full_length_runs_in_the_printed_pool(model: str, batched: int) -> None:
     check_run(model, 4096, batched)
+
+
+def steps_of_prompts(model: str, length: int, count: int, *, times: int) -> list[int]:
+    """Tokens of each step for `count` requests of `length` that come at once, in `times` the memory that they need."""
+    need = planned(model, 0, max_model_len=length).plan.figures
+    num_bytes = times * (count * sum(need.blocks_per_request) + 1) * need.ranks[0].bytes_per_block
+    asked = planned(model, num_bytes, max_model_len=length)
+    assert times > 1 or asked.plan.figures.max_concurrency == count
+    run = Run(asked.plan.configs[0], asked.inquiry.max_num_batched_tokens)
+    sampling = SamplingParams(max_tokens=8, ignore_eos=True)
+    requests = [
+        make_request(
+            f"r{number}",
+            [(7 * place * place + 3 * place + 11 * number) % VOCAB_SIZE for place in range(length - 8)],
+            max_tokens=8,
+            sampling=sampling,
+        )
+        for number in range(count)
+    ]
+    for request in requests:
+        run.scheduler.add_request(request)
+    run.finish()
+    assert sum(request.num_preemptions for request in requests) == 0
+    return run.chunks
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("model", ["Gemma-3-270m", "gpt-oss-20b"])
+def test_prompts_are_computed_in_the_steps_of_a_large_pool(model: str) -> None:
+    """Four prompts of 8,192 tokens at once, in exactly the room for four: step by step as with four times the room."""
+    exact = steps_of_prompts(model, 8192, 4, times=1)
+    assert exact == steps_of_prompts(model, 8192, 4, times=4)
+    assert sum(exact) == 4 * 8191
+    assert len([tokens for tokens in exact if tokens > 4]) == 16  # 2,048 tokens each
 
 
 @pytest.mark.slow
