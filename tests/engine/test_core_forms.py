@@ -39,7 +39,7 @@ def engine_of(folder: Path, **options: Any) -> Engine:
 
 def text(engine: Engine, name: str) -> str:
     tokens = TOKENIZER.token_bytes()
-    return b"".join(tokens[token] for token in engine.tokens(name) if token != EOS).decode()
+    return b"".join(tokens[token] for token in engine.tokens(name) if token != EOS).decode(errors="replace")
 
 
 def test_outputs_keep_their_form_through_preemptions_and_others_get_what_they_get_alone(folder: Path) -> None:
@@ -168,3 +168,19 @@ def test_a_grammar_that_never_gets_ready_is_seen_as_a_stall(folder: Path, monkey
     may_go_on.set()
     engine.run()
     assert engine.core.state().num_compiling == 0
+
+
+def test_an_output_reasons_first_and_then_has_its_form(folder: Path) -> None:
+    engine = engine_of(folder, max_model_len=220, available_bytes=4 << 20)
+    form = {"choice": ["yes", "no"], "reasoning_end": "e"}
+    for number in range(12):
+        engine.add(str(number), range(number, number + 10), max_tokens=200, form=form, eos_token_ids=(EOS,))
+    engine.run()
+    ends = []
+    for number in range(12):
+        reasoning, mark, answer = text(engine, str(number)).partition("e")
+        ended = engine.news[str(number)][-1].finish_reason is FinishReason.STOP
+        assert ended == (bool(mark) and answer.strip() in ("yes", "no"))
+        assert len(reasoning) >= 1
+        ends.append(ended)
+    assert {True, False} == set(ends), "some of these came to their mark, and none ended before"
