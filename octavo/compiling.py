@@ -2,19 +2,24 @@
 
 In `__pycache__` beside the source, or in numba's own folder of the user; where neither can be written (an installation
 that is read only, a user without a home), in `kernels` of Octavo's cache folder; where nothing can be, in memory alone,
-so that each process compiles anew. Several processes may start at once: numba renames whole files into place.
+so that each process compiles anew. Several processes may start at once: numba renames whole files into place, and what
+is kept in a given folder is compiled by one of them while the others wait for it.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
+import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
 import numba
+
+if sys.platform != "win32":
+    import fcntl
 
 from octavo.config import find_cache_dir
 from octavo.errors import ConfigError
@@ -49,8 +54,22 @@ def c_function(signature: Any, function: Callable[..., None], folders: Sequence[
     folder = next(filter(_can_write, folders), None)
     if folder is None:
         return numba.cfunc(signature)(function)
-    with _keeping_in(folder):
+    with _keeping_in(folder), _one_process(folder):
         return numba.cfunc(signature, cache=True)(function)
+
+
+@contextlib.contextmanager
+def _one_process(folder: Path) -> Iterator[None]:
+    """Inside this, no other process is: ranks that start together need the same machine code, and one makes it.
+
+    Where files cannot be locked, each makes its own.
+    """
+    with contextlib.ExitStack() as held:
+        if sys.platform != "win32":
+            with contextlib.suppress(OSError):
+                lock = held.enter_context((folder / "compiling.lock").open("w"))
+                fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
 
 
 def _kept_anywhere(make: Callable[..., Any]) -> Any:

@@ -66,3 +66,37 @@ def test_another_error_of_numba_is_not_hidden(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(numba, "njit", broken)
     with pytest.raises(RuntimeError, match="something else"):
         compiled()(broken)
+
+
+_TOGETHER = """
+import sys
+from pathlib import Path
+from numba import types
+from octavo.compiling import c_function
+
+sys.path.insert(0, sys.argv[1])
+from shared_kernel import kernel
+print("ready", flush=True)
+sys.stdin.readline()
+made = c_function(types.void(types.CPointer(types.float64)), kernel, [Path(sys.argv[2])])
+print(made.cache_hits)
+"""
+
+
+@pytest.mark.slow
+def test_of_processes_that_start_together_one_compiles(tmp_path: Path) -> None:
+    lines = "\n".join(f"    place[0] = place[0] * {number}.5 + place[{number}]" for number in range(60))
+    (tmp_path / "shared_kernel.py").write_text(f"def kernel(place):\n{lines}\n", "utf-8")
+    command = [sys.executable, "-c", _TOGETHER, str(tmp_path), str(tmp_path / "kept")]
+    together = [
+        subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=Path.cwd())
+        for _ in range(3)
+    ]
+    for process in together:
+        assert process.stdout is not None and process.stdout.readline() == "ready\n"
+    for process in together:
+        assert process.stdin is not None
+        process.stdin.write("go\n")
+        process.stdin.flush()
+    hits = sorted(int(process.communicate(timeout=120)[0]) for process in together)
+    assert hits == [0, 1, 1]
