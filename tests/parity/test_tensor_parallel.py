@@ -112,23 +112,25 @@ def test_heads_that_cannot_be_divided_are_refused_before_ranks_start(toy: Toy, n
 @pytest.mark.model
 @pytest.mark.long
 @pytest.mark.parametrize(
-    ("name", "size", "count", "num_tokens"),
+    ("name", "size", "num_stages", "count", "num_tokens"),
     [
-        ("demo", 2, 12, 16),
-        ("demo", 4, 12, 16),
-        ("demo-smollm2", 3, 12, 16),
+        ("demo", 2, 1, 12, 16),
+        ("demo", 4, 1, 12, 16),
+        ("demo-smollm2", 3, 1, 12, 16),
         # On two cores a sum of nine processes takes milliseconds, and a step has 61.
-        ("demo-smollm2", 9, 4, 8),
+        ("demo-smollm2", 9, 1, 4, 8),
+        ("demo-smollm2", 3, 2, 4, 8),
     ],
 )
 def test_real_models_give_transformers_tokens(
-    name: str, size: int, count: int, num_tokens: int, no_traces: None
+    name: str, size: int, num_stages: int, count: int, num_tokens: int, no_traces: None
 ) -> None:
     recording = load(name)
     sampling = SamplingParams(temperature=0, max_tokens=num_tokens, ignore_eos=True)
     prompts = [{"prompt_token_ids": ids} for ids in recording.prompts[:count]]
     options: dict[str, Any] = {"dtype": "float32", "kv_memory": "256MiB", "max_model_len": 1024}
-    with LLM(name, tensor_parallel_size=size, max_num_batched_tokens=300, **options) as llm:
+    ranks = {"tensor_parallel_size": size, "pipeline_parallel_size": num_stages}
+    with LLM(name, max_num_batched_tokens=300, **ranks, **options) as llm:
         outputs = llm.generate(prompts, sampling, use_tqdm=False)
     tokens = [list(output.outputs[0].token_ids) for output in outputs]
     expected = [Greedy(one.token_ids[:num_tokens], one.margins[:num_tokens]) for one in recording.outputs[:count]]
