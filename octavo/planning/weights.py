@@ -1,9 +1,9 @@
 """What the weights take on each rank, from the tensors that a model's files list.
 
-How tensors are divided is a rule by their names and shapes: matrices are cut over tensor-parallel ranks; vectors,
-routers and the projections into a latent are whole on every rank, and K and V projections are cut no finer than KV
-heads. Layers lie on their pipeline stage, the embedding on the first, head and last norm on the last; a tied embedding
-is on both.
+How tensors are divided is a rule by their names and shapes, which is what the engine does (docs/ranks.md): matrices are
+cut over tensor-parallel ranks; most vectors, routers, the projections into a latent and mixers with a recurrent state
+are whole on every rank, and K and V projections are cut no finer than KV heads. Layers lie on their pipeline stage, the
+embedding on the first, head and last norm on the last; a tied embedding is on both.
 """
 
 from __future__ import annotations
@@ -63,9 +63,13 @@ def divide(
     tensors = list(tensors)
     stage_of = {layer: stage for stage, layers in enumerate(stages) for layer in layers}
     is_tied = not any(_HEAD.search(tensor.name) for tensor in tensors)
+    with_states = {mixer[1] for tensor in tensors if (mixer := _STATE.match(tensor.name)) is not None}
     by_stage = [0] * len(stages)
     for tensor in tensors:
-        num_bytes = ceil_div(tensor.num_bytes, _parts(tensor, tensor_parallel_size, num_kv_heads))
+        mixer = _MIXER.match(tensor.name)
+        is_whole = mixer is not None and mixer[0] in with_states
+        parts = 1 if is_whole else _parts(tensor, tensor_parallel_size, num_kv_heads)
+        num_bytes = ceil_div(tensor.num_bytes, parts)
         layer = None if _OTHER_PART.search(tensor.name) else _LAYER.search(tensor.name)
         if layer is not None:
             by_stage[stage_of.get(int(layer[1]), -1)] += num_bytes
@@ -83,14 +87,21 @@ _OTHER_PART = re.compile(r"vision|visual|audio|image|multi_modal|mm_")
 _EMBEDDING = re.compile(r"embed_tokens|wte|token_embd|embed_in|word_embeddings|(?:^|\.)embeddings?\.")
 _HEAD = re.compile(r"lm_head|(?:^|\.)output\.|embed_out")
 _WHOLE = re.compile(
-    r"q_a_proj|kv_a_proj|attn_q_a|attn_kv_a|(?:mlp|moe|feed_forward)\.(?:gate|router)\.|router|ffn_gate_inp"
+    r"q_a_proj|kv_a_proj|attn_q_a|attn_kv_a|(?:mlp|mixer|moe|feed_forward)\.(?:gate|router)\.|router|ffn_gate_inp"
+    r"|\.ssm_|\.shortconv\.|down_proj_bias"
 )
+_CUT_VECTOR = re.compile(r"\.(?:[qkv]_proj|gate_proj|up_proj)\.bias$|\.sinks$")
+"""Biases of what is cut by its outputs, and one number for each query head."""
 _KEY_VALUE = re.compile(r"\.(?:k_proj|v_proj|attn_k|attn_v)\.")
+_MIXER = re.compile(r"(?:.*\.)?(?:layers|h|blocks|block)\.\d+\.\w+\.")
+_STATE = re.compile(rf"({_MIXER.pattern})(?:A_log$|\w*conv\w*\.)")
+"""A tensor that only a mixer with a recurrent state has: a decay, or a convolution over the last tokens."""
 
 
 def _parts(tensor: WeightTensor, num_ranks: int, num_kv_heads: int) -> int:
     """Over how many ranks the tensor is cut."""
-    if sum(size > 1 for size in tensor.shape) < 2 or _WHOLE.search(tensor.name):
+    is_vector = sum(size > 1 for size in tensor.shape) < 2
+    if (is_vector and not _CUT_VECTOR.search(tensor.name)) or _WHOLE.search(tensor.name):
         return 1
     return min(num_ranks, num_kv_heads) if _KEY_VALUE.search(tensor.name) else num_ranks
 
