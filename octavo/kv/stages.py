@@ -18,6 +18,12 @@ def split_layers(num_layers: int, num_stages: int, wanted: Sequence[int] | None 
     Raises `ConfigError` where that is impossible.
     """
     if wanted:
+        if num_stages == 1 and len(wanted) > 1:
+            raise ConfigError(
+                f"--pipeline-layers is {','.join(map(str, wanted))}: {len(wanted)} stages, and "
+                "--pipeline-parallel-size is 1.",
+                remedy=f"Set --pipeline-parallel-size to {len(wanted)}, or leave out --pipeline-layers.",
+            )
         if len(wanted) != num_stages or sum(wanted) != num_layers or min(wanted) < 1:
             raise ConfigError(
                 f"--pipeline-layers is {','.join(map(str, wanted))}: {len(wanted)} stages of {sum(wanted)} layers.",

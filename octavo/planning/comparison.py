@@ -63,7 +63,8 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
 def compare(wanted: Sequence[str], model: str, revision: str | None, keywords: Mapping[str, Any]) -> tuple[Row, ...]:
     """A row for each combination of the values in `wanted`, such as `tp=1,2,4`.
 
-    Raises `ConfigError` for a setting that cannot be compared; what one row cannot be planned with is told in it.
+    Raises `ConfigError` for a setting that cannot be compared, and for a value that cannot be read; what one row cannot
+    be planned with is told in it.
     """
     axes = dict(_axis(text) for text in wanted)
     names = list(axes)
@@ -79,6 +80,8 @@ def _axis(text: str) -> tuple[str, list[str]]:
     listed = [value for value in values.split(",") if value]
     if name not in SETTINGS or not listed:
         raise ConfigError(f"--compare is {text!r:.60}.", remedy=f"Write SETTING=V,V with one of {', '.join(SETTINGS)}.")
+    for value in listed:
+        SETTINGS[name][1](value)
     return name, listed
 
 

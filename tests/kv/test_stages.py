@@ -28,6 +28,11 @@ def test_stages_that_do_not_add_up_are_refused(wanted: tuple[int, ...]) -> None:
         split_layers(48, 2, wanted)
 
 
+def test_layers_of_stages_without_a_number_of_stages_are_refused_with_the_flag_that_is_missing() -> None:
+    with pytest.raises(ConfigError, match="Set --pipeline-parallel-size to 2, or leave out --pipeline-layers"):
+        split_layers(62, 1, (31, 31))
+
+
 def test_more_stages_than_layers_are_refused() -> None:
     with pytest.raises(ConfigError, match="the model has 3 layers"):
         split_layers(3, 4)

@@ -48,3 +48,9 @@ def test_what_cannot_be_planned_is_told_in_its_row(model: str) -> None:
 def test_what_cannot_be_compared_is_refused(model: str, wrong: str) -> None:
     with pytest.raises(ConfigError, match="--compare"):
         compare([wrong], model, None, {})
+
+
+@pytest.mark.parametrize(("wrong", "named"), [("tp=1,a", "'a'"), ("max-len=auto,4x", "'4x'")])
+def test_a_value_that_cannot_be_read_is_refused_before_any_plan(model: str, wrong: str, named: str) -> None:
+    with pytest.raises(ConfigError, match=f"{named} is no whole number"):
+        compare([wrong], model, None, {"kv_memory": "12GiB"})
