@@ -4,7 +4,8 @@ Each type is built on the meta device with three sets of numbers, in which no tw
 formula explains in all three is taken; a type with a size that none explains is left out, as is one whose layers differ
 by something that the config does not tell. Fields that switch tensors on and off are found by changing each field
 alone. A fourth set checks the result, and so does every model with one field changed: where the formulas do not give
-it, that field is pinned to the value that was tried. `--check` writes nothing.
+it, that field is pinned to the value that was tried. Types whose caches are not planned are left out: nobody would ask
+what they weigh. `--check` writes nothing.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ import msgspec
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from octavo.formats.config_fields import ConfigFields, config_table
+from octavo.formats.hf_config import model_config_from_hf
 from octavo.formats.layer_types import layer_types
 from octavo.planning.layer_rules import LAYER_RULES, layer_kinds
 from octavo.planning.parameters import DERIVED, OUTSIDE, Switch, WeightShapes, count_with, field_defaults
@@ -87,6 +89,7 @@ def _find(recipe: Recipe) -> WeightShapes:
     recipe = recipe._replace(extra=_more_numbers(recipe, probes))  # in the first model they are the defaults
     models = [recipe.build(index) for index in range(4)]
     base = models[0]
+    model_config_from_hf(base.fields, name=recipe.model_type)  # refuses what cannot be planned
     shapes = _shapes(recipe, models)
     flips = {
         probe.field: probe.value
