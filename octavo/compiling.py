@@ -9,9 +9,11 @@ is kept in a given folder is compiled by one of them while the others wait for i
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
@@ -25,6 +27,11 @@ from octavo.config import find_cache_dir
 from octavo.errors import ConfigError
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
+
+logger = logging.getLogger(__name__)
+
+PATIENCE_S = 180.0
+"""So long one process waits for another that compiles, which may have been stopped meanwhile; then it does so too."""
 
 _redirecting = threading.Lock()
 """Held while numba's setting is another: modules may be imported by several threads."""
@@ -55,6 +62,8 @@ def c_function(signature: Any, function: Callable[..., None], folders: Sequence[
     if folder is None:
         return numba.cfunc(signature)(function)
     with _keeping_in(folder), _one_process(folder):
+        if not any(folder.rglob("*.nbi")):
+            logger.warning("Compiling kernels for this processor: once, a minute or so. They are kept in %s.", folder)
         return numba.cfunc(signature, cache=True)(function)
 
 
@@ -62,14 +71,26 @@ def c_function(signature: Any, function: Callable[..., None], folders: Sequence[
 def _one_process(folder: Path) -> Iterator[None]:
     """Inside this, no other process is: ranks that start together need the same machine code, and one makes it.
 
-    Where files cannot be locked, each makes its own.
+    Where files cannot be locked, and after `PATIENCE_S` of waiting, each makes its own.
     """
     with contextlib.ExitStack() as held:
         if sys.platform != "win32":
             with contextlib.suppress(OSError):
                 lock = held.enter_context((folder / "compiling.lock").open("w"))
-                fcntl.flock(lock, fcntl.LOCK_EX)
+                _lock_in_time(lock.fileno())
         yield
+
+
+def _lock_in_time(file: int) -> None:
+    """Raises `OSError` when the file cannot be locked within `PATIENCE_S`."""
+    end = time.monotonic() + PATIENCE_S
+    while True:
+        try:
+            return fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if time.monotonic() > end:
+                raise
+        time.sleep(0.05)
 
 
 def _kept_anywhere(make: Callable[..., Any]) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import subprocess
 import sys
 from pathlib import Path
@@ -11,6 +12,7 @@ import numba.core.caching
 import pytest
 from numba import types
 
+from octavo import compiling
 from octavo.compiling import c_function, compiled
 
 _PROGRAM = """
@@ -100,3 +102,20 @@ def test_of_processes_that_start_together_one_compiles(tmp_path: Path) -> None:
         process.stdin.flush()
     hits = sorted(int(process.communicate(timeout=120)[0]) for process in together)
     assert hits == [0, 1, 1]
+
+
+def test_a_process_that_was_stopped_while_it_compiled_keeps_nobody_waiting_for_ever(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def nothing(_number: int) -> None:
+        pass
+
+    monkeypatch.setattr(compiling, "PATIENCE_S", 0.2)
+    with (tmp_path / "compiling.lock").open("w") as other:
+        fcntl.flock(other, fcntl.LOCK_EX)
+        assert c_function(types.void(types.int64), nothing, [tmp_path]).address
+    assert [record.levelname for record in caplog.records] == ["WARNING"], "somebody waits, and is told for what"
+    assert str(tmp_path) in caplog.text
+    caplog.clear()
+    assert c_function(types.void(types.int64), nothing, [tmp_path]).cache_hits == 1
+    assert not caplog.records
