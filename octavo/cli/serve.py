@@ -8,6 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from octavo.cli import flags
+from octavo.cli.help_text import TextHelp
 from octavo.cli.outcome import exit_codes
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
@@ -105,7 +106,7 @@ AccessLog = Annotated[
 ]
 
 
-@app.command()
+@app.command(cls=TextHelp)
 def serve(
     model: Model = None,
     model_option: ModelOption = None,
@@ -127,6 +128,7 @@ def serve(
     tokenizer: flags.Tokenizer = None,
     revision: flags.Revision = None,
     dtype: flags.Dtype = "auto",
+    quantization: flags.Quantization = "auto",
     max_model_len: flags.MaxModelLen = None,
     load_format: flags.LoadFormat = "auto",
     generation_config: flags.GenerationConfig = "auto",

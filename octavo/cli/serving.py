@@ -53,7 +53,7 @@ def run(flags: Mapping[str, Any]) -> None:
         port=flags["port"],
         uds=flags["uds"],
         served_model_names=tuple(flags["served_model_name"] or (model,)),
-        api_keys=tuple(flags["api_key"] or read_api_keys()),
+        api_keys=_api_keys(flags),
         shares_prefixes=flags["share_prefixes"],
         max_waiting=flags["max_waiting"],
         request_timeout_s=flags["request_timeout"],
@@ -91,6 +91,16 @@ def _model(flags: Mapping[str, Any]) -> str:
     if not model:
         raise ConfigError("No model is given.", remedy="Name one, e.g. octavo serve demo")
     return str(model)
+
+
+def _api_keys(flags: Mapping[str, Any]) -> tuple[str, ...]:
+    keys = tuple(flags["api_key"] or read_api_keys())
+    if not all(key.strip() for key in keys):
+        raise ConfigError(
+            "An --api-key is empty, so that whoever sends none could pass for its owner.",
+            remedy="Give a key, or leave the flag out.",
+        )
+    return keys
 
 
 def _read(path: str | None) -> str | None:

@@ -10,7 +10,7 @@ from octavo.cli.help_text import PANEL_COLUMNS
 from tests.cli.terminal import run_octavo
 
 
-@pytest.mark.parametrize("command", [["generate"], ["eval", "perplexity"], ["bench", "offline"], ["plan"]])
+@pytest.mark.parametrize("command", [["generate"], ["eval", "perplexity"], ["bench", "offline"], ["plan"], ["serve"]])
 def test_the_same_names_at_every_width(monkeypatch: pytest.MonkeyPatch, command: list[str]) -> None:
     found = {}
     for columns in (40, 80, PANEL_COLUMNS - 1, PANEL_COLUMNS, 250):

@@ -45,6 +45,8 @@ def test_flags_become_settings_and_options(
         "99",
         "--max-num-seqs",
         "4",
+        "--quantization",
+        "int8",
         "--api-key",
         "a",
         "--api-key",
@@ -63,6 +65,7 @@ def test_flags_become_settings_and_options(
     assert settings.chat_template == "{{ 1 }}"
     assert (settings.tool_call_parser, settings.reasoning_parser) == ("hermes", "none")
     assert (told["options"]["model"], told["options"]["max_num_seqs"]) == ("demo", 4)
+    assert told["options"]["quantization"] == "int8"
     AsyncLLM(**told["options"])
 
 
@@ -94,6 +97,9 @@ def test_what_is_unsafe_is_loud(
         ([], "No model is given"),
         (["demo", "--model", "other"], "Two models are given"),
         (["demo", "--log-format", "xml"], "--log-format is xml"),
+        (["demo", "--api-key", ""], "An --api-key is empty"),
+        (["demo", "--api-key", "a", "--api-key", " "], "An --api-key is empty"),
+        (["demo", "--quantization", "int9"], "--quantization is int9"),
         (["demo", "--tool-call-parser", "xml"], "--tool-call-parser is xml"),
         (["demo", "--reasoning-parser", "on"], "--reasoning-parser is on"),
         (["demo", "--chat-template", "/nowhere/t"], "--chat-template /nowhere/t cannot be read"),
