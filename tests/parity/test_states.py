@@ -93,7 +93,8 @@ def test_preemption(toy: Toy) -> None:
     order = [index for index, prompt in enumerate(toy.prompts) if 7 <= len(prompt) <= 57]
     references = [greedy(toy.model, toy.prompts[index], NUM_LONG_OUTPUT_TOKENS) for index in order]
     options: dict[str, Any] = {"max_model_len": 128, "block_size": 2, "max_num_batched_tokens": 16}
-    with toy.llm(**options, num_blocks_override=toy.smallest_pool(**options)) as llm:
+    another_begins = 3  # blocks, one a group with states: in the smallest pool a second request would not be let in
+    with toy.llm(**options, num_blocks_override=toy.smallest_pool(**options) + another_begins) as llm:
         toy.check(llm, order, references=references)
         assert llm.stats().num_preemptions > 0
 
