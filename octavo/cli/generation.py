@@ -37,7 +37,7 @@ _FLAG_OF = {name: "--" + name.replace("_", "-") for name in (*SAMPLING_FLAGS, "m
 
 def run(flags: Mapping[str, Any]) -> None:
     """Load the model, generate, and print. Raises `OctavoError` for every mistake of the user."""
-    engine_config_from({name: flags[name] for name in ENGINE_FLAGS if name in flags})
+    engine_config_from({name: flags[name] for name in ENGINE_FLAGS})
     if flags["logprobs"] is not None and not flags["json"]:
         raise RequestError("--logprobs is given, but a text has no place for them.", remedy="Add --json.")
     sampling = sampling_from(flags)

@@ -25,7 +25,9 @@ logger = logging.getLogger(__name__)
 def run(flags: Mapping[str, Any]) -> None:
     """Serve until a signal. Raises `OctavoError` for every mistake of the user."""
     model = _model(flags)
-    options = {name: flags[name] for name in (*ENGINE_FLAGS, "scheduling_policy") if name in flags} | {"model": model}
+    options = {
+        name: flags[name] for name in (*ENGINE_FLAGS, "generation_config", "scheduling_policy") if name in flags
+    } | {"model": model}
     if flags["kv_cache_metrics"]:
         options["kv_cache_metrics_sample"] = flags["kv_cache_metrics_sample"]
     engine_config_from(options)

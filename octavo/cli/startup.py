@@ -23,7 +23,7 @@ from octavo.importing import collect_from_now, import_torch
 
 ENGINE_FLAGS = (
     "model", "tokenizer", "revision", "dtype", "quantization", "max_model_len", "load_format",
-    "generation_config", "device", "tensor_parallel_size", "pipeline_parallel_size", "pipeline_layers",
+    "device", "tensor_parallel_size", "pipeline_parallel_size", "pipeline_layers",
     "distributed_executor_backend", "data_parallel_size", "kv_memory", "memory_utilization", "block_size",
     "num_blocks_override", "kv_cache_dtype", "max_num_batched_tokens", "max_num_seqs", "trust_remote_code",
     "enable_prefix_caching",

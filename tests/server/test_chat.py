@@ -186,12 +186,12 @@ def test_reasoning_is_split_off(server: RunningServer, caller: openai.OpenAI) ->
     assert "reasoning" not in server.post(CHAT, **body).json()["choices"][0]["message"]
 
 
-def test_reasoning_that_has_begun_can_have_no_form(caller: openai.OpenAI) -> None:
+def test_a_form_waits_for_the_end_of_reasoning_that_has_begun(caller: openai.OpenAI) -> None:
     messages: list[Any] = [{"role": "user", "content": "<think>"}]
     asked: dict[str, Any] = {"model": "fake", "response_format": {"type": "json_object"}, "messages": messages}
     template: dict[str, Any] = {"add_generation_prompt": False}
-    with pytest.raises(openai.BadRequestError, match="inside the model's reasoning"):
-        caller.chat.completions.create(**asked, extra_body=template)
+    message = caller.chat.completions.create(**asked, extra_body=template).choices[0].message
+    assert (message.content, message.model_dump()["reasoning"]) == ("", ">kniht<>resu<")
     caller.chat.completions.create(**asked, extra_body={**template, "separate_reasoning": False})
 
 
