@@ -40,15 +40,7 @@ def run(flags: Mapping[str, Any]) -> None:
             f"To serve needs the library {error.name}, which is not installed.",
             remedy='Install it with: pip install "octavo[serve]"',
         ) from None
-    reading = importlib.import_module("octavo.server.turn_reading")
-    for name, known in (
-        ("tool_call_parser", reading.TOOL_CALL_PARSERS),
-        ("reasoning_parser", reading.REASONING_PARSERS),
-    ):
-        if flags[name] not in known:
-            raise ConfigError(
-                f"--{name.replace('_', '-')} is {flags[name]}.", remedy=f"It must be one of {', '.join(known)}."
-            )
+    _check_parsers(flags)
     importlib.import_module("octavo.engine.log_format").set_up_logging(flags["log_format"], access=flags["access_log"])
     settings = importlib.import_module("octavo.server.settings").ServerSettings(
         host="127.0.0.1" if flags["host"] == "localhost" else flags["host"],
@@ -83,6 +75,18 @@ def run(flags: Mapping[str, Any]) -> None:
         on_ready=on_ready,
     )
     asyncio.run(serve)
+
+
+def _check_parsers(flags: Mapping[str, Any]) -> None:
+    reading = importlib.import_module("octavo.server.turn_reading")
+    for name, known in (
+        ("tool_call_parser", reading.TOOL_CALL_PARSERS),
+        ("reasoning_parser", reading.REASONING_PARSERS),
+    ):
+        if flags[name] not in known:
+            raise ConfigError(
+                f"--{name.replace('_', '-')} is {flags[name]}.", remedy=f"It must be one of {', '.join(known)}."
+            )
 
 
 def _model(flags: Mapping[str, Any]) -> str:
