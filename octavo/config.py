@@ -65,24 +65,29 @@ def parse_bytes(text: str | int) -> int:
     Raises `ConfigError` for a negative number, one of 2**63 bytes or more, an unknown unit, no number, and what is
     neither a text nor a whole number.
     """
-    num_bytes = -1
+    num_bytes: float = -1
     if isinstance(text, str):
         stripped = text.strip()
         digits = stripped.rstrip("BbKkMmGgTtPpIi").strip()
         factor = _SIZE_UNITS.get(stripped[len(digits) :].strip().upper())
         try:
             if factor is not None:
-                num_bytes = int(float(digits.replace("_", "")) * factor)
-        except (ValueError, OverflowError):
+                num_bytes = float(digits.replace("_", "")) * factor
+        except ValueError:
             pass
     elif isinstance(text, int) and not isinstance(text, bool):
         num_bytes = text
-    if not 0 <= num_bytes < 2**63:
+    if num_bytes >= 2**63:
+        raise ConfigError(
+            f"{text!r:.60} is too large a size: it must be less than 8192 PiB (2**63 bytes).",
+            remedy="Write a smaller number, such as 1GiB (2**30 bytes).",
+        )
+    if not num_bytes >= 0:  # nan, too
         raise ConfigError(
             f"{text!r:.60} is not a size in bytes.",
             remedy="Write a number with a unit, such as 1GiB (2**30 bytes), 512MiB or 2GB (10**9 bytes).",
         )
-    return num_bytes
+    return int(num_bytes)
 
 
 def format_bytes(num_bytes: int) -> str:

@@ -178,7 +178,13 @@ NumBlocksOverride = Annotated[
     ),
 ]
 KVCacheDtype = Annotated[
-    str, typer.Option("--kv-cache-dtype", help="auto is the compute dtype.", metavar="DTYPE", rich_help_panel=_CACHE)
+    str,
+    typer.Option(
+        "--kv-cache-dtype",
+        help="auto (the compute dtype), bfloat16, float16 or float32.",
+        metavar="DTYPE",
+        rich_help_panel=_CACHE,
+    ),
 ]
 PrefixCaching = Annotated[
     bool,

@@ -18,7 +18,10 @@ _MACHINE, _MODEL, _CACHE, _STEP, _RANKS, _OUTPUT = "Machine", "Model", "KV cache
 
 Model = Annotated[
     str | None,
-    typer.Argument(help="demo, a folder, a config.json, a .gguf file, or a hub id (its config only).", metavar="MODEL"),
+    typer.Argument(
+        help="demo, demo-smollm2, a folder, a config.json, a .gguf file, or a hub id (its config only).",
+        metavar="MODEL",
+    ),
 ]
 ModelOption = Annotated[
     str | None, typer.Option("--model", "-m", help="The same.", rich_help_panel=_MODEL, metavar="MODEL")
@@ -32,6 +35,16 @@ KVMemory = Annotated[
         parser=flags.parse_sizes,
         metavar="SIZE,...",
         rich_help_panel=_MACHINE,
+    ),
+]
+CacheFormat = Annotated[
+    str,
+    typer.Option(
+        "--kv-cache-dtype",
+        help="auto (the compute dtype), bfloat16, float16, float32, fp8 (fp8_e4m3, fp8_e5m2), int8_per_token_head or "
+        "fp8_per_token_head.",
+        metavar="DTYPE",
+        rich_help_panel=_CACHE,
     ),
 ]
 Gpu = Annotated[
@@ -196,7 +209,7 @@ def plan(
     devices: Devices = None,
     dtype: flags.Dtype = "auto",
     max_model_len: flags.MaxModelLen = None,
-    kv_cache_dtype: flags.KVCacheDtype = "auto",
+    kv_cache_dtype: CacheFormat = "auto",
     block_size: flags.BlockSize = 16,
     num_blocks_override: flags.NumBlocksOverride = None,
     max_num_batched_tokens: flags.MaxNumBatchedTokens = 2048,

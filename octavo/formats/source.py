@@ -142,7 +142,20 @@ def _single_file(path: Path, *, config_only: bool) -> ModelFiles:
         raise ModelFileError(
             f"{path} holds weights alone, without a config.", remedy=f"Give its folder, {path.parent}, instead."
         )
+    if path.suffix != ".gguf" and not _begins_as_gguf(path):
+        raise ModelFileError(
+            f"{path} is neither a .json file nor a GGUF file.",
+            remedy="Give a folder with config.json, its config.json, or a .gguf file.",
+        )
     return _gguf_files(path, path.stem)
+
+
+def _begins_as_gguf(path: Path) -> bool:
+    try:
+        with path.open("rb") as file:
+            return file.read(4) == b"GGUF"
+    except OSError:
+        return True  # who opens it next says why it cannot be read
 
 
 def _gguf_files(path: Path, name: str) -> ModelFiles:

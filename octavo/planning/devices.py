@@ -58,12 +58,22 @@ def find_devices(text: str, known: dict[str, Device]) -> tuple[Device, int]:
         return known[name], count
     if name in known:
         raise ConfigError(f"--gpu is {text}.", remedy=f"Give from 1 to {MAX_RANKS} devices.")
+    if not name.strip("x*0123456789") or _count_beside_a_name(wanted, known):
+        raise ConfigError(
+            f"--gpu is {text!r:.60}, which is no name of a device with a number of them behind it.",
+            remedy="Write NAMExN, such as h200x8.",
+        )
     near = difflib.get_close_matches(name, known, n=3, cutoff=0.5) or [key for key in known if key.startswith(name)]
     meant = f"Did you mean {' or '.join(near[:3])}? " if near else ""
     raise ConfigError(
         f"--gpu is {text!r:.60}, which is not in the list of devices.",
         remedy=f"{meant}Known are {', '.join(known)}; give --memory SIZE for another one, or a list with --devices.",
     )
+
+
+def _count_beside_a_name(wanted: str, known: dict[str, Device]) -> bool:
+    """Whether a known name stands there with something beside it that is no number: `h200x-1`."""
+    return any(re.match(rf"{re.escape(name)}[x*]", wanted) or wanted.endswith(f"x{name}") for name in known)
 
 
 def _read(path: Path) -> list[_Entry]:

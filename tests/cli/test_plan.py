@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import importlib
+import re
 from typing import Any
 
 import pytest
 
+from octavo.formats.demo import DEMO_MODELS
+from octavo.planning.cache_dtype import FORMATS
 from tests.cli.terminal import run_octavo
 
 
@@ -43,3 +46,11 @@ def test_the_names_of_vllm_work(monkeypatch: pytest.MonkeyPatch, given: dict[str
 
 def test_a_size_that_is_none_is_wrong_usage(monkeypatch: pytest.MonkeyPatch) -> None:
     assert run_octavo(monkeypatch, ["plan", "m", "--kv-memory", "1Gib,x"]).code == 2
+
+
+def test_the_help_names_each_demo_model_and_each_format_of_the_cache(monkeypatch: pytest.MonkeyPatch) -> None:
+    told = " ".join(run_octavo(monkeypatch, ["plan", "--help"]).out.split())
+    words = set(re.findall(r"[\w-]+", told))
+    assert set(DEMO_MODELS) <= words
+    # One name of each format; `FORMATS` has further names of the same.
+    assert {cache_format.quantization or cache_format.dtype for cache_format in FORMATS.values()} <= words

@@ -89,6 +89,15 @@ def test_shards_of_a_gguf_file(tmp_path: Path, environment: Environment) -> None
         find(shards[0], environment)
 
 
+@pytest.mark.parametrize("name", ["README.md", "model", "config.yaml"])
+def test_a_file_of_another_kind_is_refused_as_such(environment: Environment, tmp_path: Path, name: str) -> None:
+    (tmp_path / name).write_text("# A model")
+    with pytest.raises(ModelFileError, match=rf"{name} is neither a \.json file nor a GGUF file"):
+        locate(ModelSource(model=str(tmp_path / name)), environment)
+    build.write(tmp_path / name, GGUF)
+    assert locate(ModelSource(model=str(tmp_path / name)), environment).kind == "gguf"
+
+
 @pytest.mark.parametrize("model", ["./none", "none.gguf", "/no/such/folder", "a/b/c", "~nobody/x", "what ever"])
 def test_what_is_not_there_is_refused_with_what_could_be(model: str, environment: Environment) -> None:
     with pytest.raises(ModelFileError, match="no file or folder") as caught:

@@ -49,6 +49,13 @@ def test_an_unknown_device_is_refused_with_near_names() -> None:
         find_devices("h200x0", known_devices())
 
 
+@pytest.mark.parametrize("text", ["h200x-1", "h200x", "h200x2.5", "h200xeight", "x8", "-1xh200", "", "  "])
+def test_a_number_of_devices_that_is_none_is_told_apart_from_an_unknown_name(text: str) -> None:
+    with pytest.raises(ConfigError, match=r"NAMExN.*h200x8") as e:
+        find_devices(text, known_devices())
+    assert "Did you mean" not in str(e.value)
+
+
 def test_a_users_file_adds_devices_and_replaces_them(tmp_path: Path) -> None:
     own = tmp_path / "mine.json"
     own.write_text('[{"name": "My-Card", "memory_bytes": "48GiB"}, {"name": "h200", "memory_bytes": 5, "source": "x"}]')
