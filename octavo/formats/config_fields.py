@@ -113,12 +113,12 @@ class ConfigFields:
         """The same config with some fields replaced, for one layer."""
         return ConfigFields({**self._values, **overrides}, self.model_type, self.facts)
 
-    def refuse(self, name: str, why: str) -> UnsupportedModelError:
-        """The error that names field `name` and its value."""
+    def refuse(self, name: str, why: str, *, is_wrong: bool = False) -> UnsupportedModelError:
+        """The error that names field `name` and its value; `is_wrong` where no model can have that value."""
         shown = repr(self.get(name))
         return UnsupportedModelError(
             f"The config of this {self.model_type} model has {name} = {shown[:200]}: {why}.",
-            remedy="Use another model, or a newer Octavo.",
+            remedy="Correct the config, or download it again." if is_wrong else "Use another model, or a newer Octavo.",
             field=name,
         )
 
@@ -130,14 +130,14 @@ class ConfigFields:
         if isinstance(value, float) and value.is_integer():
             value = int(value)
         if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < MAX_NUMBER:
-            raise self.refuse(name, "a whole number is needed, and one that a model can have")
+            raise self.refuse(name, "a whole number is needed, and one that a model can have", is_wrong=True)
         return value
 
     def positive(self, name: str) -> int:
         """A whole number above 0 that must be there."""
         value = self.whole(name)
         if not value:
-            raise self.refuse(name, "a number above 0 is needed")
+            raise self.refuse(name, "a number above 0 is needed", is_wrong=True)
         return value
 
     def positive_or_absent(self, name: str) -> int | None:
@@ -147,7 +147,7 @@ class ConfigFields:
     def flag(self, name: str) -> bool:
         value = self.get(name)
         if value is not None and not isinstance(value, bool):
-            raise self.refuse(name, "true or false is needed")
+            raise self.refuse(name, "true or false is needed", is_wrong=True)
         return bool(value)
 
     def list_of(self, name: str, kind: type) -> list[Any] | None:
@@ -156,7 +156,7 @@ class ConfigFields:
         if value is None:
             return None
         if not isinstance(value, (list, tuple)) or not all(isinstance(v, kind) for v in value):
-            raise self.refuse(name, f"a list of {kind.__name__} is needed")
+            raise self.refuse(name, f"a list of {kind.__name__} is needed", is_wrong=True)
         if len(value) > MAX_LAYERS:
             raise self.refuse(name, f"more than {MAX_LAYERS} entries are not believed")
         return list(value)
