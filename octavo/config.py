@@ -77,16 +77,12 @@ def parse_bytes(text: str | int) -> int:
             pass
     elif isinstance(text, int) and not isinstance(text, bool):
         num_bytes = text
-    if num_bytes >= 2**63:
-        raise ConfigError(
-            f"{text!r:.60} is too large a size: it must be less than 8192 PiB (2**63 bytes).",
-            remedy="Write a smaller number, such as 1GiB (2**30 bytes).",
-        )
     if not num_bytes >= 0:  # nan, too
         raise ConfigError(
             f"{text!r:.60} is not a size in bytes.",
             remedy="Write a number with a unit, such as 1GiB (2**30 bytes), 512MiB or 2GB (10**9 bytes).",
         )
+    _check(num_bytes < 2**63, "A size", f"{text!r:.60}, which is too large", "less than 8192 PiB (2**63 bytes)")
     return int(num_bytes)
 
 

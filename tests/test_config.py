@@ -48,9 +48,7 @@ def test_a_size_has_a_unit_and_gb_is_not_gib(text: str | int, num_bytes: int) ->
     assert parse_bytes(text) == num_bytes
 
 
-@pytest.mark.parametrize(
-    "text", ["", "GiB", "1 potato", "-1", "-5MiB", "1GiBs", "nan", -3]
-)
+@pytest.mark.parametrize("text", ["", "GiB", "1 potato", "-1", "-5MiB", "1GiBs", "nan", -3])
 def test_what_is_no_size_is_refused_with_an_example(text: str | int) -> None:
     with pytest.raises(ConfigError, match=r"is not a size in bytes\. .*1GiB"):
         parse_bytes(text)
@@ -58,7 +56,7 @@ def test_what_is_no_size_is_refused_with_an_example(text: str | int) -> None:
 
 @pytest.mark.parametrize("text", ["8192PiB", "9000PiB", "99999999999999TiB", "1e400", "inf", 2**63, 10**400])
 def test_a_size_beyond_what_can_be_counted_is_refused_as_too_large(text: str | int) -> None:
-    with pytest.raises(ConfigError, match=r"is too large a size: .* less than 8192 PiB"):
+    with pytest.raises(ConfigError, match=r"is too large\. It must be less than 8192 PiB"):
         parse_bytes(text)
     assert parse_bytes(2**63 - 1) == 2**63 - 1
 

@@ -219,6 +219,12 @@ def _obstacle(config: Mapping[str, Any], shapes: WeightShapes | None) -> str | N
     return None
 
 
+def is_composite(config: Mapping[str, Any]) -> bool:
+    """Whether the config describes more than a text model, of which the text part is run."""
+    facts = config_table().get(str(config.get("model_type")))
+    return facts is not None and facts.text is not None
+
+
 def text_part(config: Mapping[str, Any]) -> tuple[Mapping[str, Any], str]:
     """The part of a config that describes the text model, and its model type."""
     model_type = str(config.get("model_type"))

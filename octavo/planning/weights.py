@@ -3,7 +3,9 @@
 How tensors are divided is a rule by their names and shapes, which is what the engine does (docs/ranks.md): matrices are
 cut over tensor-parallel ranks; most vectors, routers, the projections into a latent and mixers with a recurrent state
 are whole on every rank, and K and V projections are cut no finer than KV heads. Layers lie on their pipeline stage, the
-embedding on the first, head and last norm on the last; a tied embedding is on both.
+embedding on the first, head and last norm on the last; a tied embedding is on both. Of a composite model the text part
+alone is loaded; a part for images or sound that belongs to the text model's own class is whole on every rank, and on
+the first stage.
 """
 
 from __future__ import annotations
@@ -20,8 +22,9 @@ from octavo.errors import ConfigError
 from octavo.formats.open_files import open_gguf
 from octavo.formats.safetensors import read_safetensors_header, read_safetensors_total
 from octavo.formats.source import SAFETENSORS_INDEX, ModelFiles
+from octavo.formats.text_names import text_names
 from octavo.kv.base import ceil_div
-from octavo.planning.parameters import WeightTensor, count_tensors, why_uncounted
+from octavo.planning.parameters import WeightTensor, count_tensors, is_composite, why_uncounted
 
 
 class Weights(msgspec.Struct, frozen=True, kw_only=True):
@@ -35,6 +38,7 @@ class Weights(msgspec.Struct, frozen=True, kw_only=True):
 
 def stored_tensors(files: ModelFiles, dtype: str) -> list[WeightTensor]:
     """The tensors that the weight files list, from their headers, plain floats of safetensors as they are in `dtype`.
+    Of a composite model those of the text part, under the names that the text model alone has.
 
     Raises `ModelFileError` for a damaged file.
     """
@@ -53,7 +57,10 @@ def stored_tensors(files: ModelFiles, dtype: str) -> list[WeightTensor]:
                 )
                 for name, info in header.items()
             ]
-    return tensors
+    if files.kind == "gguf":
+        return tensors
+    names = text_names([tensor.name for tensor in tensors])
+    return [tensor._replace(name=names[tensor.name]) for tensor in tensors if tensor.name in names]
 
 
 def divide(
@@ -68,16 +75,19 @@ def divide(
     for tensor in tensors:
         mixer = _MIXER.match(tensor.name)
         is_whole = mixer is not None and mixer[0] in with_states
-        parts = 1 if is_whole else _parts(tensor, tensor_parallel_size, num_kv_heads)
+        is_other = _OTHER_PART.search(tensor.name) is not None
+        parts = 1 if is_whole or is_other else _parts(tensor, tensor_parallel_size, num_kv_heads)
         num_bytes = ceil_div(tensor.num_bytes, parts)
-        layer = None if _OTHER_PART.search(tensor.name) else _LAYER.search(tensor.name)
+        layer = None if is_other else _LAYER.search(tensor.name)
         if layer is not None:
             by_stage[stage_of.get(int(layer[1]), -1)] += num_bytes
+        elif is_other:
+            by_stage[0] += num_bytes
         elif _EMBEDDING.search(tensor.name):
             for stage in {0, len(stages) - 1} if is_tied else {0}:
                 by_stage[stage] += num_bytes
         else:
-            by_stage[0 if _OTHER_PART.search(tensor.name) else -1] += num_bytes
+            by_stage[-1] += num_bytes
     return tuple(num_bytes for num_bytes in by_stage for _ in range(tensor_parallel_size))
 
 
@@ -122,12 +132,16 @@ def find_weights(
     """
     num_kv_heads = max((layer.num_kv_heads for layer in model.layers), default=1) or 1
     tensors, source = stored_tensors(files, dtype), f"{files.path.name}: {_files_text(files)}"
+    has_parts = is_composite(config)
+    if has_parts:  # some keep the text model's own names, and other parts beside them
+        tensors = [tensor for tensor in tensors if not _OTHER_PART.search(tensor.name)]
     if not tensors:
         counted = count_tensors(config, dtype)
         tensors, source = counted or [], f"counted from the config, in {dtype}"
     by_rank = divide(tensors, stages, tensor_parallel_size=tensor_parallel_size, num_kv_heads=num_kv_heads)
     total = sum(tensor.num_bytes for tensor in tensors)
-    listed = None if files.weight_paths else _listed_total(files)
+    # The total of an index is that of all parts.
+    listed = None if files.weight_paths or (has_parts and tensors) else _listed_total(files)
     if given is not None or listed is not None:
         known, source = (given, "--weights") if given is not None else (listed or 0, f"{SAFETENSORS_INDEX}: total_size")
         if known != total:

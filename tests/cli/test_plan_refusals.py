@@ -77,7 +77,10 @@ def test_a_wrong_field_is_named(
 def test_who_is_told_of_an_impossible_value_is_not_sent_for_another_model(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    for name, value, remedy in (("num_hidden_layers", -4, "Correct the config"), ("index_head_dim", 8, "another model")):
+    for name, value, remedy in (
+        ("num_hidden_layers", -4, "Correct the config"),
+        ("index_head_dim", 8, "another model"),
+    ):
         (tmp_path / "config.json").write_text(json.dumps(LLAMA | {name: value}))
         assert remedy in told(run_octavo(monkeypatch, ["plan", str(tmp_path / "config.json"), "--kv-memory", "1GiB"]))
 

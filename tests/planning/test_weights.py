@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import msgspec
@@ -12,6 +13,7 @@ from octavo.planning.parameters import WeightTensor
 from octavo.planning.weights import divide, find_weights, stored_tensors
 from tests.formats.build import safetensors, write
 from tests.planning.build import subject
+from tools.imports import ROOT
 
 TENSORS = [
     WeightTensor("model.embed_tokens.weight", (100, 8), 1600),
@@ -43,9 +45,41 @@ def test_a_tied_embedding_is_on_the_first_and_on_the_last_stage() -> None:
     assert divide(TENSORS[:1], STAGES, tensor_parallel_size=1, num_kv_heads=2) == (1600, 1600)
 
 
-def test_layers_of_an_image_part_are_not_layers_of_the_text() -> None:
-    vision = [WeightTensor("vision_tower.encoder.layers.1.mlp.weight", (8, 8), 128)]
-    assert divide(vision, STAGES, tensor_parallel_size=1, num_kv_heads=2) == (128, 0)
+def test_layers_of_an_image_part_are_not_layers_of_the_text_and_are_whole() -> None:
+    vision = [
+        WeightTensor("model.image_embed.encoder.layers.1.mlp.weight", (8, 8), 128),
+        WeightTensor("model.image_embed.encoder.embeddings.weight", (8, 8), 128),
+    ]
+    assert divide(vision, STAGES, tensor_parallel_size=1, num_kv_heads=2) == (256, 0)
+    assert divide(vision, STAGES, tensor_parallel_size=2, num_kv_heads=2) == (256, 256, 0, 0)
+
+
+@pytest.mark.parametrize(
+    ("text", "images"),
+    [("model.language_model", "model.vision_tower"), ("model", "visual"), ("model", "image_newline")],
+)
+def test_of_a_composite_model_the_text_part_alone_is_loaded(tmp_path: Path, text: str, images: str) -> None:
+    """The engine leaves the parts for images out (`octavo/models/text_part.py`)."""
+    zeros = np.zeros((8, 8), np.float32)
+    names = [f"{text}.embed_tokens.weight", f"{text}.layers.0.mlp.up_proj.weight", f"{images}.layers.0.mlp.fc1.weight"]
+    path = write(tmp_path / "model.safetensors", safetensors(dict.fromkeys(names, zeros)))
+    asked = subject("Gemma-3-27b")
+    found = find_weights(
+        msgspec.structs.replace(asked.files, weight_paths=(path,)), asked.config, asked.model, (range(62),),
+        tensor_parallel_size=2, dtype="bfloat16", given=None,
+    )  # fmt: skip
+    assert (found.total_bytes, found.by_rank) == (2 * 128, (128, 128))
+
+
+def test_an_index_of_a_composite_model_does_not_tell_the_text_parts_total(tmp_path: Path) -> None:
+    (tmp_path / SAFETENSORS_INDEX).write_text('{"metadata": {"total_size": 54864809184}, "weight_map": {}}')
+    asked = subject(json.loads((ROOT / "docs/examples/gemma-3-27b.json").read_text()))
+    files = msgspec.structs.replace(asked.files, path=tmp_path)
+    found = find_weights(
+        files, asked.config, asked.model, (range(62),), tensor_parallel_size=1, dtype="bfloat16", given=None
+    )
+    assert found.total_bytes == 2 * 27_009_346_304
+    assert "config" in found.source
 
 
 def test_what_files_list_is_counted_in_the_compute_dtype(tmp_path: Path) -> None:
