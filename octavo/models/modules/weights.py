@@ -27,8 +27,13 @@ from octavo.models.modules.row_kernels import TEAM
 _ROWS = struct.Struct(f"{len(ROWS_FIELDS)}q")
 _MOST_FLOAT32_ROWS = 32
 """Above it, torch's float32 product is as fast as ours."""
-_MOST_PACKED_ROWS = 8
-"""Above it, oneDNN's product with tiles of bfloat16 is faster."""
+_MOST_ROWS_BESIDE_TILES = 8
+"""Above it, oneDNN's product is faster on a CPU that multiplies whole tiles of bfloat16 (AMX)."""
+_MOST_ROWS_OF_LARGE_BLOCKS = 64
+_LARGE_BLOCK_BYTES = 1 << 19
+"""Above so many rows oneDNN's product is faster with blocks of more bytes: our tiles read a block to its end each."""
+_UNIT_ROWS = 192
+"""Rows that a block is multiplied with at a time: they and the block fit a core's cache."""
 _MOST_UNIT_OUTPUTS = 64
 _BLOCK_ROWS = 252
 _BLOCK_BYTES = 3 << 19
@@ -155,9 +160,13 @@ class BlockRows:
         bias: torch.Tensor | None,
     ) -> None:
         """`packed` holds a weight of [outputs, inputs] = `shape` at `address`."""
-        self.max_rows = _MOST_PACKED_ROWS
+        self.max_rows = sys.maxsize
+        if blocks.block_bytes > _LARGE_BLOCK_BYTES:
+            self.max_rows = _MOST_ROWS_OF_LARGE_BLOCKS
+        if vector_paths()[0].has_tiles:
+            self.max_rows = _MOST_ROWS_BESIDE_TILES
         self._tensors = packed, bias
-        self._kernel = block_kernel(vector_paths()[0])
+        self._kernel = block_kernel(vector_paths()[0], blocks.block_outputs)
         self._fields: dict[str, float] = {
             "weight": address,
             "block_outputs": blocks.block_outputs,
@@ -165,6 +174,7 @@ class BlockRows:
             "bias": 0 if bias is None else bias.data_ptr(),
             "num_outputs": shape[0],
             "num_inputs": shape[1],
+            "unit_rows": _UNIT_ROWS,
         }
 
     def calls(self) -> tuple[KernelCall, ...]:

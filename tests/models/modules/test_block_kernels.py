@@ -25,7 +25,7 @@ def test_products_are_those_of_float64(path: VectorPath) -> None:
     generator = torch.Generator().manual_seed(0)
     shapes = ((16, 2), (48, 40), (70, 64), (130, 100))
     for num_rows, (num_outputs, num_inputs), block_outputs, has_bias in itertools.product(
-        (1, 2, 3, 4, 5, 9), shapes, (16, 48, 64), (False, True)
+        (1, 2, 3, 5, 6, 7, 13, 41), shapes, (16, 32, 48, 64), (False, True)
     ):
         rows = torch.randn(num_rows, num_inputs + 6, generator=generator).bfloat16()[:, :num_inputs]
         weight = torch.randn(num_outputs, num_inputs, generator=generator).bfloat16()
@@ -46,9 +46,11 @@ def test_products_are_those_of_float64(path: VectorPath) -> None:
                 "bias": 0 if bias is None else bias.data_ptr(),
                 "num_outputs": num_outputs,
                 "num_inputs": num_inputs,
+                "unit_rows": 20,
+                "next_weight": blocks.data_ptr(),
             },
         )
-        TEAM.run(block_kernel(path), record.address, 2)
+        TEAM.run(block_kernel(path, block_outputs), record.address, 2)
         assert bool((around[:, num_outputs:] == 7).all()) and bool((around[num_rows:] == 7).all())
         found = around[:num_rows, :num_outputs].double()
         expected = rows.double() @ weight.double().T + (0 if bias is None else bias.double())
