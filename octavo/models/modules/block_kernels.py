@@ -1,4 +1,4 @@
-"""Products of a few rows with a bfloat16 weight in the order that oneDNN packs it into for CPUs that multiply pairs.
+"""Products with a bfloat16 weight in the order that oneDNN packs it into for CPUs that multiply pairs.
 
     block of outputs -> pair of inputs -> output of the block -> the two inputs
 
