@@ -11,7 +11,7 @@ from octavo.cache.request_blocks import ComputedBlocks
 from octavo.sched.queue import Entry
 
 ADMISSION_SPARE = (1, 4, 16, 64)
-"""Blocks, per group and running request, that admitting a request preempted k times must leave free.
+"""Blocks, per group and running request that may grow, that admitting a request preempted k times must leave free.
 
 So the others can grow for a while before anybody loses blocks again. A request that was preempted as often as there
 are entries is protected when it runs again.
@@ -34,6 +34,8 @@ class RunningList:
         self._manager = manager
         self._num_groups = len(manager.managers)
         self._block_size = min((kind.block_size for kind in manager.managers), default=1)
+        growing = [kind.block_size for kind in manager.managers if kind.is_dense]
+        self._num_growing, self._growth = len(growing), min(growing, default=1)
 
     def __len__(self) -> int:
         return len(self.entries)
@@ -99,11 +101,16 @@ class RunningList:
     def blocks_to_leave(self, entry: Entry, num_computed: int) -> int:
         """Blocks that must stay available when `entry` is admitted with `num_computed` tokens.
 
-        Nothing where nobody runs: the request fits the empty pool, and there is nobody to leave anything to.
+        Nothing where nobody runs: the request fits the empty pool, and there is nobody to leave anything to. A running
+        request whose last block of tokens is there takes no more, and states need no second one: their block moves on.
         """
         num_preemptions = entry.request.num_preemptions
         if not self.entries:
             return 0
         if num_preemptions >= self.max_preemptions:
             return self._manager.max_growth(num_computed, entry.longest)
-        return self.reserved_blocks() + self._admission_spare[num_preemptions] * len(self.entries) * self._num_groups
+        size = self._growth
+        num_growing = sum(
+            [-(-other.request.num_computed_tokens // size) * size < other.longest for other in self.entries]
+        )
+        return self.reserved_blocks() + self._admission_spare[num_preemptions] * num_growing * self._num_growing

@@ -17,7 +17,7 @@ Why every request ends (given that it was admitted by `check_request`, so it fit
   - Preempted requests are worse than the one that needed their blocks. So while nobody is protected (below), the best
     running request gets tokens in every step.
   - A request is preempted at most `len(admission_spare)` times. After k times (a new one: 0) it is admitted only when
-    that leaves `admission_spare[k]` blocks per group and running request; after the last time it is **protected**: it
+    that leaves `admission_spare[k]` blocks per growing group and request; after the last time it is **protected**: it
     comes back only when the pool holds all that it may still take, and the others leave that untouched until it ends.
     At most one request is protected. It never lacks blocks, so it gets tokens in every step in which all better ones
     stall.

@@ -9,6 +9,7 @@ import pytest
 from octavo.cache.kv_cache_manager import KVCacheManager
 from octavo.config import SchedulerConfig
 from octavo.kv.specs import KVCacheConfig
+from octavo.messages import ModelRunnerOutput
 from octavo.request import SamplingParams
 from octavo.sched.scheduler import Scheduler
 from tests.null_executor import NullRank
@@ -103,6 +104,37 @@ def test_prompts_are_computed_in_the_steps_of_a_large_pool(model: str) -> None:
     assert exact == steps_of_prompts(model, 8192, 4, times=4)
     assert sum(exact) == 4 * 8191
     assert len([tokens for tokens in exact if tokens > 4]) == 16  # 2,048 tokens each
+
+
+@pytest.mark.parametrize("caching", [True, False])
+@pytest.mark.parametrize("length", [512, 2048])
+@pytest.mark.parametrize("model", ["Granite-4.0-H-Small", "Qwen3-Next-80B-A3B", "Jamba-v0.1", "Llama-3.1-8B"])
+def test_as_many_requests_run_at_once_as_the_plan_says(model: str, length: int, caching: bool) -> None:
+    """A state is one block of a request: admitting another request leaves no second one."""
+    count, num_output = 8, 8
+    settings: dict[str, Any] = {"max_model_len": length, "enable_prefix_caching": caching}
+    need = planned(model, 0, **settings).plan.figures
+    num_bytes = (count * sum(need.blocks_per_request) + 1) * need.ranks[0].bytes_per_block
+    (config,) = planned(model, num_bytes, **settings).plan.configs
+    manager = KVCacheManager(config, enable_caching=caching)
+    scheduler = Scheduler(SchedulerConfig(max_num_batched_tokens=count * length), manager, max_model_len=length)
+    sampling = SamplingParams(max_tokens=num_output, ignore_eos=True)
+    requests = [
+        make_request(f"r{number}", [number] * (length - num_output), max_tokens=num_output, sampling=sampling)
+        for number in range(count)
+    ]
+    for request in requests:
+        scheduler.add_request(request)
+    running = []
+    while scheduler.has_unfinished_requests():
+        step = scheduler.schedule()
+        running.append(scheduler.stats().num_running)
+        scheduler.update_from_output(step, ModelRunnerOutput(sampled=dict.fromkeys(step.num_scheduled_tokens, 1)))
+        manager.check_integrity()
+    assert max(running) == count
+    # States at borders are kept for a step while there is room: then some are admitted a few steps later.
+    assert caching or running[0] == count
+    assert sum(request.num_preemptions for request in requests) == 0
 
 
 @pytest.mark.slow

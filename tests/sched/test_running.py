@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from octavo.cache.kv_cache_manager import KVCacheManager
+from octavo.kv.specs import MambaSpec
 from octavo.sched.queue import Entry
 from octavo.sched.running import RunningList
 from tests.sched.harness import cache_config, full, make_request, sliding
@@ -73,3 +74,15 @@ def test_what_an_admission_must_leave() -> None:
     assert running.blocks_to_leave(entry(1, num_preemptions=2), 8) == (10 - 2) + 3
     running.add(entry(1, num_preemptions=2))
     assert running.blocks_to_leave(entry(2, num_preemptions=1), 8) == 11 + 3 * 2 * 2
+
+
+def test_nothing_is_left_to_who_needs_no_more_blocks_nor_for_states_which_move_on() -> None:
+    state = MambaSpec(block_size=4, shapes=((1,),), dtypes=("float32",), cache_mode="align")
+    running = RunningList(manager(full(4), state, state), (3,))
+    running.add(entry(0, num_computed=20))
+    assert running.blocks_to_leave(entry(1), 8) == 3, "the states have their block, and move on in it"
+    running.add(entry(1, num_computed=37))  # of 40: the tenth block of tokens is there
+    assert running.blocks_to_leave(entry(2), 8) == 3
+    alone = RunningList(manager(state, state), (3,))
+    alone.add(entry(0, num_computed=20))
+    assert alone.blocks_to_leave(entry(1), 8) == 0
