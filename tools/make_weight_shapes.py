@@ -38,13 +38,17 @@ Parts = dict[str, dict[str, tuple[int, ...]]]
 """Kind of layer, or `OUTSIDE` -> tensors, `{}` in their names for the layer's number."""
 Formulas = dict[str, dict[str, tuple[str, ...]]]
 
+MAY_BE_0 = ("hidden_size_per_layer_input",)
+"""Number fields that take tensors away where they are 0."""
+
 
 def main() -> int:
     """Write the table, or compare it; the exit status says whether it was up to date."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--check", action="store_true")
+    is_check = parser.parse_args().check
     made = render(make_table())
-    if parser.parse_args().check:
+    if is_check:
         return int(not PATH.exists() or PATH.read_text("utf-8") != made)
     PATH.write_text(made, "utf-8")
     return 0
@@ -97,10 +101,11 @@ def _find(recipe: Recipe) -> WeightShapes:
         if (isinstance(probe.value, bool | None) or base.fields.get(probe.field) is None)
         and probe.built.tensors != base.tensors
     }
+    flips |= {field: 0 for field in MAY_BE_0 if base.fields.get(field)}
     switches: dict[str, Switch] = {}
     for field, value in flips.items():
         try:
-            numbers = (value, 20, 28, 36) if isinstance(value, int) and not isinstance(value, bool) else (value,) * 4
+            numbers = (value, 20, 28, 36) if value and not isinstance(value, bool) else (value,) * 4
             other = recipe._replace(extra={**recipe.extra, field: numbers})
             flipped = _shapes(other, [other.build(index) for index in range(3)], shapes)
         except Exception:

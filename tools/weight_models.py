@@ -32,12 +32,22 @@ _STATES: dict[str, tuple[int, ...]] = {
     "mamba_n_groups": (1, 3, 2, 4), "mamba_d_state": (9, 15, 21, 33), "mamba_d_conv": (3, 5, 7, 6),
 }  # fmt: skip
 
+_GLOBAL_HEADS: dict[str, tuple[Any, ...]] = {
+    "layer_types": tuple(["sliding_attention", "full_attention"] * (n // 2) for n in NUMBERS["num_hidden_layers"]),
+    "num_kv_shared_layers": (2, 4, 6, 4), "global_head_dim": (66, 86, 94, 118),
+    "num_global_key_value_heads": (1, 3, 4, 8),
+}  # fmt: skip
+
 SPECIAL: dict[str, dict[str, tuple[Any, ...]]] = {
     "bamba": _STATES,
     "diffllama": {"num_attention_heads": (8, 12, 8, 16), "num_key_value_heads": (2, 6, 4, 8)},
     "falcon": {"num_kv_heads": (2, 3, 2, 4)},
-    "falcon_h1": _STATES | {"mamba_d_ssm": (96, 360, 448, 1056)},
+    "falcon_h1": _STATES | {"mamba_d_ssm": (80, 312, 400, 960), "mamba_d_head": (20, 26, 50, 60)},
+    "gemma3n_text": {name: _GLOBAL_HEADS[name] for name in ("layer_types", "num_kv_shared_layers")}
+    | {"activation_sparsity_pattern": tuple([0.0] * n for n in NUMBERS["num_hidden_layers"])},
     "gpt_neo": {"attention_types": tuple([[["global", "local"], n // 2]] for n in NUMBERS["num_hidden_layers"])},
+    "gemma4_text": _GLOBAL_HEADS,
+    "gemma4_unified_text": _GLOBAL_HEADS,
     "granitemoehybrid": _STATES | {"layer_types": tuple(["mamba", "attention", "mamba"] * n for n in (2, 3, 4, 3))}
     | {"num_hidden_layers": (6, 9, 12, 9)},
     "mamba2": {
@@ -90,7 +100,9 @@ class Recipe(NamedTuple):
         with torch.device("meta"):
             model = getattr(transformers, self.architecture)(config)
         tensors = {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
-        return Built(config, config.to_dict() | {"model_type": self.model_type}, tensors)
+        # Some classes make others of a field, and forget it.
+        stated = {name: fields[name] for name in SPECIAL.get(self.model_type, {})} | config.to_dict()
+        return Built(config, stated | {"model_type": self.model_type}, tensors)
 
     def fields(self) -> dict[str, tuple[Any, ...]]:
         """The type's own fields, and their values."""

@@ -50,6 +50,8 @@ SLIDING_HEADS_FACTOR = {"mimo_v2_flash": 2}
 
 GLOBAL_HEAD_DIM = 512
 """Gemma 4's head size in full layers where the config is silent: its class has this default but no field for it."""
+GLOBAL_HEAD_TYPES = ("gemma4_text", "gemma4_unified_text")
+"""Types whose full layers have heads of their own size, and of their own number where they use keys as values."""
 
 
 def model_config_from_hf(
@@ -207,7 +209,7 @@ def _with_layer_overrides(fields: ConfigFields, kind: str, index: int) -> tuple[
         if not isinstance(own, dict):
             raise fields.refuse("per_layer_config", f"the entry of layer {index} is not an object")
         return fields.with_overrides(own), any("att" in str(part) for part in own.get("skip") or ())
-    if fields.model_type in ("gemma4_text", "gemma4_unified_text") and kind == FULL:
+    if fields.model_type in GLOBAL_HEAD_TYPES and kind == FULL:
         overrides: dict[str, Any] = {"head_dim": fields.positive_or_absent("global_head_dim") or GLOBAL_HEAD_DIM}
         if fields.flag("attention_k_eq_v") and fields.positive_or_absent("num_global_key_value_heads"):
             overrides["num_key_value_heads"] = fields.positive("num_global_key_value_heads")

@@ -64,6 +64,11 @@ LAYER_RULES: dict[str, LayerRule] = {
     "frequency": LayerRule(("moe_layer_freq",), _by_frequency),
     "first": LayerRule((), lambda values, index, count: index == 0, "+first"),
     "last": LayerRule((), lambda values, index, count: index == count - 1, "+last"),
+    "shared": LayerRule(
+        ("num_kv_shared_layers",),
+        lambda values, index, count: index >= count - _number(values, "num_kv_shared_layers", 0),
+        "+shared",
+    ),
 }
 
 

@@ -18,8 +18,22 @@ import msgspec
 from octavo.config import DTYPE_BYTES
 from octavo.errors import UnsupportedModelError
 from octavo.formats.config_fields import ConfigFields, config_table
+from octavo.formats.hf_config import GLOBAL_HEAD_DIM, GLOBAL_HEAD_TYPES
 from octavo.formats.layer_types import layer_types
 from octavo.planning.layer_rules import layer_kinds
+
+WITHOUT_FORMULAS: dict[str, str] = {
+    "cohere_compass_text": "rope_parameters",
+    "dbrx": "attn_config and ffn_config",
+    "emu3_text_model": "architectures",
+    "git": "vision_config",
+    "longcat_flash": "num_layers",
+    "moshi": "ffn_dim",
+    "phi4_multimodal": "vision_config and audio_config",
+    "recurrent_gemma": "lru_width",
+    "zamba": "n_mamba_heads",
+}
+"""Types whose caches are planned and that have no formulas, and the field whose part in the sizes is not known."""
 
 OUTSIDE = "outside"
 """Where tensors are that belong to no layer."""
@@ -186,7 +200,8 @@ def why_uncounted(config: Mapping[str, Any]) -> str:
     if obstacle is not None:
         return obstacle
     if shapes is None:
-        return f"those of a {model_type} model cannot be counted from its config"
+        field = WITHOUT_FORMULAS.get(model_type, "model_type")
+        return f"how large they are by the {field} of a {model_type} model is not known"
     try:
         count_with(shapes, part, model_type, "float32")
     except KeyError as error:
@@ -204,6 +219,8 @@ def _obstacle(config: Mapping[str, Any], shapes: WeightShapes | None) -> str | N
         return "its quantization_config says they are packed, and not how large that is"
     if shapes is None:
         return None
+    if part.get("per_layer_config"):
+        return "its per_layer_config makes its layers unlike each other"
     for field in shapes.needed:
         if part.get(field) is None:
             return f"it does not state {field}"
@@ -242,7 +259,27 @@ def counted_part(config: Mapping[str, Any]) -> tuple[Mapping[str, Any], str]:
     """As `text_part`; whether the head is tied is said by the whole, where it says so."""
     part, model_type = text_part(config)
     tied = config.get("tie_word_embeddings")
-    return (part if tied is None else {**part, "tie_word_embeddings": tied}), model_type
+    part = part if tied is None else {**part, "tie_word_embeddings": tied}
+    return (_with_global_heads(part) if model_type in GLOBAL_HEAD_TYPES else part), model_type
+
+
+def _with_global_heads(part: Mapping[str, Any]) -> Mapping[str, Any]:
+    """`part` with the heads of full layers in the fields of published configs: transformers saves them by layer."""
+    entries = part.get("per_layer_config")
+    if not entries:
+        return {**part, "global_head_dim": part.get("global_head_dim") or GLOBAL_HEAD_DIM}
+    own, *others = entries.values() if isinstance(entries, Mapping) else [None]
+    if (
+        not isinstance(own, Mapping)
+        or not own.keys() <= {"head_dim", "num_key_value_heads"}
+        or any(other != own for other in others)
+    ):
+        return part
+    heads = own.get("num_key_value_heads")
+    if heads is not None and not part.get("attention_k_eq_v"):
+        return part
+    stated = {name: value for name, value in part.items() if name != "per_layer_config"}
+    return {**stated, "global_head_dim": own.get("head_dim"), "num_global_key_value_heads": heads}
 
 
 def field_values(part: Mapping[str, Any], shapes: WeightShapes) -> dict[str, Any]:
@@ -262,8 +299,13 @@ def field_values(part: Mapping[str, Any], shapes: WeightShapes) -> dict[str, Any
 def field_defaults(values: Mapping[str, Any]) -> dict[str, Any]:
     """`values` with what classes make of absent ones, and what follows from them."""
     made = dict(values)
+    widths = made.get("intermediate_size")
+    if isinstance(widths, list) and len(set(map(str, widths))) == 1:  # Gemma 3n lists one for each layer
+        made["intermediate_size"] = widths[0]
     if made.get("num_key_value_heads") is None:
         made["num_key_value_heads"] = made.get("num_attention_heads")
+    if made.get("num_global_key_value_heads") is None:
+        made["num_global_key_value_heads"] = made["num_key_value_heads"]
     if made.get("head_dim") is None and made.get("num_attention_heads"):
         made["head_dim"] = made["hidden_size"] // made["num_attention_heads"]
     return derive(made)

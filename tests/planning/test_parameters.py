@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from octavo.formats.config_fields import config_table
-from octavo.planning.parameters import count_tensors, evaluate, shapes_table, text_part, why_uncounted
+from octavo.planning.parameters import WITHOUT_FORMULAS, count_tensors, evaluate, shapes_table, text_part, why_uncounted
 from tools.imports import ROOT
 
 PLAIN: dict[str, Any] = {"model_type": "llama", "tie_word_embeddings": False, "vocab_size": 128256}
@@ -83,16 +83,10 @@ def test_a_packed_model_is_not_counted_and_says_why() -> None:
     assert "quantization_config" in why_uncounted(config)
 
 
-def test_a_type_without_formulas_is_not_counted_and_says_so() -> None:
-    assert count_tensors({"model_type": "gemma3n_text"}, "bfloat16") is None
-    assert "gemma3n_text" in why_uncounted({"model_type": "gemma3n_text"})
-
-
-UNCOUNTED = {
-    "cohere_compass_text", "dbrx", "emu3_text_model", "falcon_h1", "gemma3n_text", "gemma4_text", "gemma4_unified_text",
-    "git", "longcat_flash", "moshi", "phi4_multimodal", "recurrent_gemma", "zamba",
-}  # fmt: skip
-"""Types whose caches are planned, and whose weights cannot be counted from a config."""
+@pytest.mark.parametrize("model_type", sorted(WITHOUT_FORMULAS))
+def test_a_type_without_formulas_is_not_counted_and_names_the_field(model_type: str) -> None:
+    assert count_tensors({"model_type": model_type}, "bfloat16") is None
+    assert f"by the {WITHOUT_FORMULAS[model_type]} of a {model_type} model" in why_uncounted({"model_type": model_type})
 
 
 def test_all_types_that_can_be_planned_are_counted_but_these() -> None:
@@ -100,7 +94,7 @@ def test_all_types_that_can_be_planned_are_counted_but_these() -> None:
     families: dict[str, str] = json.loads((ROOT / "tests/planning/families.json").read_text())
     planned = {name for name, told in families.items() if not told.startswith("refused")}
     texts = {facts.text[1] if (facts := config_table()[name]).text else name for name in planned}
-    assert texts - set(shapes_table()) == UNCOUNTED
+    assert texts - set(shapes_table()) == set(WITHOUT_FORMULAS)
     assert set(shapes_table()) <= set(config_table())
 
 

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
+import torch
+import transformers
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from octavo.formats.config_fields import config_table
@@ -18,7 +22,9 @@ def _is_fresh(model_type: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("model_type", ["llama", "gemma3_text", "qwen3_moe", "falcon_mamba", "jamba", "deepseek_v2"])
+@pytest.mark.parametrize(
+    "model_type", ["llama", "gemma3_text", "gemma4_text", "qwen3_moe", "falcon_mamba", "jamba", "deepseek_v2"]
+)
 def test_a_type_is_counted_as_transformers_builds_it(model_type: str) -> None:
     _is_fresh(model_type)
 
@@ -44,3 +50,50 @@ def test_a_config_that_says_nothing_is_counted_as_one_that_states_the_defaults()
     # The class makes some fields of others in its own way: those a config must state.
     assert all(why_uncounted({"model_type": model_type}) for model_type in refused)
     assert not {"llama", "mistral", "qwen2", "qwen3", "qwen3_moe", "mixtral", "gemma3_text", "gpt_oss"} & {*refused}
+
+
+_SLIDING, _FULL = "sliding_attention", "full_attention"
+GEMMA_4: dict[str, dict[str, Any]] = {
+    "small, with caches that are shared": {
+        "hidden_size": 1536, "intermediate_size": 6144, "num_hidden_layers": 35, "num_attention_heads": 8,
+        "num_key_value_heads": 1, "num_kv_shared_layers": 20, "use_double_wide_mlp": True,
+        "layer_types": ([_SLIDING] * 4 + [_FULL]) * 7,
+    },
+    "dense, with keys as values": {
+        "hidden_size": 5376, "intermediate_size": 21504, "num_hidden_layers": 60, "num_attention_heads": 32,
+        "num_key_value_heads": 16, "num_global_key_value_heads": 4, "attention_k_eq_v": True,
+        "hidden_size_per_layer_input": 0, "layer_types": ([_SLIDING] * 5 + [_FULL]) * 10,
+    },
+    "experts": {
+        "hidden_size": 2816, "intermediate_size": 2112, "num_hidden_layers": 30, "num_attention_heads": 16,
+        "num_key_value_heads": 8, "num_global_key_value_heads": 2, "attention_k_eq_v": True, "enable_moe_block": True,
+        "num_experts": 128, "top_k_experts": 8, "moe_intermediate_size": 704, "hidden_size_per_layer_input": 0,
+    },
+}  # fmt: skip
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", GEMMA_4)
+def test_heads_of_full_layers_are_counted_as_published_and_as_transformers_saves_them(name: str) -> None:
+    published = GEMMA_4[name] | {"model_type": "gemma4_text"}
+    config = CONFIG_MAPPING["gemma4_text"](**GEMMA_4[name])
+    with torch.device("meta"):
+        model = transformers.Gemma4ForCausalLM(config)
+    expected = sum(parameter.numel() for parameter in model.parameters())  # a tied head once
+    saved = config.to_dict() | {"model_type": "gemma4_text"}
+    assert saved["per_layer_config"]
+    for stated in (published, saved, {"model_type": "gemma4", "text_config": published}):
+        counted = count_tensors(stated, "float32")
+        assert counted is not None, why_uncounted(stated)
+        assert sum(tensor.num_bytes for tensor in counted) == 4 * expected
+
+
+def test_layers_that_a_config_makes_unlike_each_other_are_not_counted() -> None:
+    for model_type, entries in (
+        ("llama", {"3": {"num_key_value_heads": 2}}),
+        ("gemma4_text", {"5": {"head_dim": 512}, "11": {"head_dim": 256}}),
+        ("gemma4_text", {"5": {"head_dim": 512, "num_key_value_heads": 2}}),  # without attention_k_eq_v
+    ):
+        config = {"model_type": model_type, "per_layer_config": entries}
+        assert count_tensors(config, "float32") is None
+        assert "per_layer_config" in why_uncounted(config)
