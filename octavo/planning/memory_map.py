@@ -100,7 +100,7 @@ def sharing(box: Box, plan: KVCachePlan) -> list[str]:
         return parts
     left, top = box.left + 66, box.top + 44
     width, height = min((box.width - 66) / columns, 60.0), min((box.height - 76) / rows, 26.0)
-    size = 11 if min(width / 1.9, height) >= 11 else 8
+    size = max(8, min(11, int(min(width / 1.8, height))))
     for column, group in enumerate(groups[:columns]):
         centre = left + (column + 0.5) * width - 0.75
         if width >= 14:

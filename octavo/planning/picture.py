@@ -18,7 +18,8 @@ from octavo.planning.forecast import Forecast
 from octavo.planning.memory_map import HATCHING, MAX_ROWS, pool, sharing
 from octavo.planning.reference import ask_reference, state_rule
 
-WIDTH = 1100
+WIDE, NARROW = 1100, 660
+"""Widths of a picture: with charts side by side, and one below the other."""
 OURS, THEIRS = "#1b6ca8", "#c0392b"
 MIN_IN_FLIGHT, MAX_IN_FLIGHT = 256, 32768
 FONTS = "DejaVu Sans, Verdana, Arial, sans-serif"
@@ -35,9 +36,7 @@ def write_picture(asked: Forecast, path: Path, answer: str) -> None:
     if kind == ".png":
         path.write_bytes(_png(drawn))
     elif kind == ".html":
-        title = html.escape(f"KV cache of {asked.model.name}")
-        page = f"<!doctype html><meta charset=utf-8><title>{title}</title>\n{drawn}<pre>{html.escape(answer)}</pre>\n"
-        path.write_text(page, encoding="utf-8")
+        path.write_text(_page(asked, drawn, answer), encoding="utf-8")
     else:
         path.write_text(drawn, encoding="utf-8")
 
@@ -52,36 +51,54 @@ def check_path(path: Path) -> None:
         )
 
 
-def draw(asked: Forecast) -> str:
-    """The SVG."""
+def _page(asked: Forecast, wide: str, answer: str) -> str:
+    """The HTML: of two pictures the one that fits the window, and the answer below."""
+    title = html.escape(f"KV cache of {asked.model.name}")
+    narrow = draw(asked, NARROW).replace('id="padding"', 'id="padding-narrow"').replace("#padding", "#padding-narrow")
+    return (
+        "<!doctype html><meta charset=utf-8><meta name=viewport content='width=device-width'>"
+        f"<title>{title}</title>\n<style>.narrow{{display:none}}pre{{overflow-x:auto}}"
+        f"@media(max-width:{WIDE + 40}px){{.wide{{display:none}}.narrow{{display:block}}}}</style>\n"
+        f"<div class=wide>{wide}</div>\n<div class=narrow>{narrow}</div>\n<pre>{html.escape(answer)}</pre>\n"
+    )
+
+
+def draw(asked: Forecast, width: int = WIDE) -> str:
+    """The SVG. Where there is less room than `width`, it is shown smaller."""
     plan, figures = asked.plan, asked.plan.figures
     rows = max(1, min(len(plan.configs[0].tensors), MAX_ROWS))
     map_height, grid_height, chart_height = 96 + max(60, 16 * rows), 84 + max(26, 20 * rows), 300
-    height = 70 + map_height + grid_height + chart_height + 20
-    told = "" if asked.fits else ". DOES NOT FIT: drawn is what there would be"
-    head = f"{asked.model.name}: {figures.capacity_tokens:,} tokens of KV cache{told}"
+    height = 70 + map_height + grid_height + chart_height * (1 if width == WIDE else 2) + 20
+    head = f"{asked.model.name:.80}: {figures.capacity_tokens:,} tokens of KV cache"
     below = f"{asked.cache_bytes}, tensor parallel {asked.tensor_parallel_size}, pipeline parallel {len(asked.stages)}"
+    if not asked.fits:
+        ranks = f"{len(figures.ranks)} rank{'s' if len(figures.ranks) > 1 else ''}"
+        below = f"DOES NOT FIT: drawn is what there would be; {asked.cache_bytes}, {ranks}"
     parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" width="{WIDTH}" height="{height}" '
-        f'font-family="{FONTS}">',
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" width="{width}" height="{height}" '
+        f'style="max-width:100%;height:auto" font-family="{FONTS}">',
         HATCHING,
-        f'<rect width="{WIDTH}" height="{height}" fill="white"/>',
-        text(30, 34, head, size=20, weight="bold"),
-        text(30, 54, below, colour=FAINT),
+        f'<rect width="{width}" height="{height}" fill="white"/>',
+        text(30, 34, head, size=min(20, int((width - 60) / 0.66 / len(head))), weight="bold"),
+        text(30, 54, below, colour=FAINT if asked.fits else THEIRS),
     ]
     if plan.groups and figures.num_blocks:
-        parts += pool(Box(30, 70, WIDTH - 60, map_height), plan, _names(asked))
-        parts += sharing(Box(30, 70 + map_height, WIDTH - 60, grid_height), plan)
+        parts += pool(Box(30, 70, width - 60, map_height), plan, _names(asked))
+        parts += sharing(Box(30, 70 + map_height, width - 60, grid_height), plan)
     if plan.groups and figures.usable_blocks:
-        parts += _charts(asked, 70 + map_height + grid_height, chart_height)
+        top, half = 70 + map_height + grid_height, (WIDE - 90) / 2
+        if width == WIDE:
+            places = [Box(30, top, half, chart_height), Box(60 + half, top, half, chart_height)]
+        else:
+            places = [Box(30, top + row * chart_height, width - 60, chart_height) for row in (0, 1)]
+        parts += _charts(asked, *places)
     return "\n".join([*parts, "</svg>\n"])
 
 
-def _charts(asked: Forecast, top: float, height: float) -> list[str]:
-    half = (WIDTH - 90) / 2
+def _charts(asked: Forecast, first: Box, second: Box) -> list[str]:
     length = asked.plan.figures.max_model_len
     by_length = chart(
-        Box(30, top, half, height),
+        first,
         "Capacity by length of requests",
         "tokens of each request",
         "tokens at once",
@@ -89,7 +106,7 @@ def _charts(asked: Forecast, top: float, height: float) -> list[str]:
         length,
     )
     by_flight = chart(
-        Box(60 + half, top, half, height),
+        second,
         f"Capacity by tokens in flight, at {length:,}",
         "tokens of one step (--max-num-batched-tokens)",
         "tokens at once",

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import re
 import sys
 import xml.etree.ElementTree as ET
 from pathlib import Path
@@ -8,8 +9,10 @@ from typing import Any
 import pytest
 
 from octavo.errors import ConfigError
-from octavo.planning.picture import draw, write_picture
+from octavo.planning.picture import NARROW, WIDE, draw, write_picture
 from tests.planning.build import GIB, planned
+
+SVG = "{http://www.w3.org/2000/svg}"
 
 
 @pytest.mark.parametrize(
@@ -27,7 +30,7 @@ def test_a_picture_is_whole_and_shows_both_curves(model: str, more: dict[str, An
     text = draw(asked)
     root = ET.fromstring(text)
     assert f"{asked.plan.figures.capacity_tokens:,} tokens of KV cache" in text
-    assert len(list(root.iter("{http://www.w3.org/2000/svg}polyline"))) == 4
+    assert len(list(root.iter(f"{SVG}polyline"))) == 4
 
 
 def test_what_does_not_fit_is_drawn_and_says_so() -> None:
@@ -35,6 +38,36 @@ def test_what_does_not_fit_is_drawn_and_says_so() -> None:
     ET.fromstring(text)
     assert "DOES NOT FIT" in text
     ET.fromstring(draw(planned("Gemma-3-27b", 1, max_model_len=131072)))
+
+
+@pytest.mark.parametrize("width", [WIDE, NARROW])
+@pytest.mark.parametrize("model", ["Gemma-3-27b", "Qwen3-Next-80B-A3B", "Llama-4-Scout"])
+def test_nothing_is_drawn_beyond_the_edges(model: str, width: int) -> None:
+    """Letters count six tenths of their size each, which is more than these take."""
+    for memory in (24 * GIB, GIB):
+        root = ET.fromstring(draw(planned(model, memory, max_model_len=131072), width))
+        height = float(root.attrib["height"])
+        assert float(root.attrib["width"]) == width
+        for part in root.iter(f"{SVG}rect"):
+            if "y" in part.attrib and "x" in part.attrib and part.attrib.get("id") != "padding":
+                assert float(part.attrib["x"]) + float(part.attrib["width"]) <= width
+        for part in root.iter(f"{SVG}text"):
+            size, anchor = float(part.attrib["font-size"]), part.attrib["text-anchor"]
+            long = 0.6 * size * len(part.text or "")
+            left = float(part.attrib["x"]) - {"start": 0, "middle": long / 2, "end": long}[anchor]
+            assert left >= 0, part.text
+            assert left + long <= width, part.text
+            assert float(part.attrib["y"]) <= height
+
+
+def test_a_page_has_a_picture_for_wide_windows_and_one_for_narrow_ones(tmp_path: Path) -> None:
+    asked = planned("DeepSeek-V3", GIB, max_model_len=8192)
+    write_picture(asked, tmp_path / "a.html", "")
+    page = (tmp_path / "a.html").read_text()
+    assert page.count("<svg ") == 2
+    assert f"@media(max-width:{WIDE + 40}px)" in page
+    ids = re.findall(r' id="([^"]+)"', page)
+    assert len(set(ids)) == len(ids), "what is not shown lends nothing to what is"
 
 
 def test_the_ending_says_how_it_is_written(tmp_path: Path) -> None:
