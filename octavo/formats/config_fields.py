@@ -20,6 +20,8 @@ MAX_NUMBER = 1 << 31
 """Above every head, size, length and window."""
 MAX_LAYERS = 10_000
 """Far above any model, so that a hostile config costs little."""
+MAX_SHOWN = 64
+"""Letters of a field's value that a refusal shows."""
 
 FIELDS: frozenset[str] = frozenset({
     "num_hidden_layers", "hidden_size", "num_attention_heads", "vocab_size", "max_position_embeddings", "dtype",
@@ -116,8 +118,9 @@ class ConfigFields:
     def refuse(self, name: str, why: str, *, is_wrong: bool = False) -> UnsupportedModelError:
         """The error that names field `name` and its value; `is_wrong` where no model can have that value."""
         shown = repr(self.get(name))
+        shown = shown if len(shown) <= MAX_SHOWN else f"{shown[: MAX_SHOWN - 4]} ..."
         return UnsupportedModelError(
-            f"The config of this {self.model_type} model has {name} = {shown[:200]}: {why}.",
+            f"The config of this {self.model_type} model has {name} = {shown}: {why}.",
             remedy="Correct the config, or download it again." if is_wrong else "Use another model, or a newer Octavo.",
             field=name,
         )

@@ -85,6 +85,17 @@ def test_who_is_told_of_an_impossible_value_is_not_sent_for_another_model(
         assert remedy in told(run_octavo(monkeypatch, ["plan", str(tmp_path / "config.json"), "--kv-memory", "1GiB"]))
 
 
+def test_a_long_value_is_shortened_and_the_reason_is_still_there(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    config = LLAMA | {"num_hidden_layers": 40, "layer_types": ["hybrid_sliding"] * 40}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    said = " ".join(
+        told(run_octavo(monkeypatch, ["plan", str(tmp_path / "config.json"), "--kv-memory", "1GiB"])).split()
+    )
+    assert "layer_types = ['hybrid_sliding', 'hybrid_sliding', 'hybrid_sliding', 'hybr ...: layers of type" in said
+
+
 @pytest.mark.parametrize(("flags", "named"), FLAGS)
 def test_a_wrong_flag_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, flags: list[str], named: str) -> None:
     (tmp_path / "config.json").write_text(json.dumps(LLAMA))
