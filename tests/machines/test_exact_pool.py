@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -10,7 +11,7 @@ from octavo.cache.kv_cache_manager import KVCacheManager
 from octavo.config import SchedulerConfig
 from octavo.kv.specs import KVCacheConfig
 from octavo.messages import ModelRunnerOutput
-from octavo.request import SamplingParams
+from octavo.request import Request, SamplingParams
 from octavo.sched.scheduler import Scheduler
 from tests.null_executor import NullRank
 from tests.planning.build import planned
@@ -106,6 +107,27 @@ def test_prompts_are_computed_in_the_steps_of_a_large_pool(model: str) -> None:
     assert len([tokens for tokens in exact if tokens > 4]) == 16  # 2,048 tokens each
 
 
+def schedule_all(
+    config: KVCacheConfig, requests: Sequence[Request], batched: int, *, caching: bool
+) -> tuple[list[int], list[int]]:
+    """(requests that run in each step, tokens of each step), without a rank: it would have to model states."""
+    manager = KVCacheManager(config, enable_caching=caching)
+    settings = SchedulerConfig(max_num_batched_tokens=batched)
+    scheduler = Scheduler(settings, manager, max_model_len=config.max_model_len)
+    for request in requests:
+        scheduler.add_request(request)
+    running, chunks = [], []
+    while scheduler.has_unfinished_requests():
+        step = scheduler.schedule()
+        running.append(scheduler.stats().num_running)
+        chunks.append(step.num_tokens)
+        ready = [one for one in requests if one.request_id in step.num_scheduled_tokens]
+        sampled = {one.request_id: 1 for one in ready if one.num_computed_tokens == one.num_tokens}
+        scheduler.update_from_output(step, ModelRunnerOutput(sampled=sampled))
+        manager.check_integrity()
+    return running, chunks
+
+
 @pytest.mark.parametrize("caching", [True, False])
 @pytest.mark.parametrize("length", [512, 2048])
 @pytest.mark.parametrize("model", ["Granite-4.0-H-Small", "Qwen3-Next-80B-A3B", "Jamba-v0.1", "Llama-3.1-8B"])
@@ -116,21 +138,12 @@ def test_as_many_requests_run_at_once_as_the_plan_says(model: str, length: int, 
     need = planned(model, 0, **settings).plan.figures
     num_bytes = (count * sum(need.blocks_per_request) + 1) * need.ranks[0].bytes_per_block
     (config,) = planned(model, num_bytes, **settings).plan.configs
-    manager = KVCacheManager(config, enable_caching=caching)
-    scheduler = Scheduler(SchedulerConfig(max_num_batched_tokens=count * length), manager, max_model_len=length)
     sampling = SamplingParams(max_tokens=num_output, ignore_eos=True)
     requests = [
         make_request(f"r{number}", [number] * (length - num_output), max_tokens=num_output, sampling=sampling)
         for number in range(count)
     ]
-    for request in requests:
-        scheduler.add_request(request)
-    running = []
-    while scheduler.has_unfinished_requests():
-        step = scheduler.schedule()
-        running.append(scheduler.stats().num_running)
-        scheduler.update_from_output(step, ModelRunnerOutput(sampled=dict.fromkeys(step.num_scheduled_tokens, 1)))
-        manager.check_integrity()
+    running, _ = schedule_all(config, requests, count * length, caching=caching)
     assert max(running) == count
     # States at borders are kept for a step while there is room: then some are admitted a few steps later.
     assert caching or running[0] == count

@@ -13,9 +13,11 @@ from octavo.errors import OctavoError
 from octavo.kv.planner import PlanOptions, try_plan
 from octavo.planning.forecast import Forecast
 from octavo.planning.remedies import longest_length
+from octavo.request import SamplingParams
 from tests.formats.published import CONFIGS
-from tests.machines.test_exact_pool import Run
+from tests.machines.test_exact_pool import Run, schedule_all
 from tests.planning.build import planned
+from tests.sched.harness import make_request
 
 NUM_CASES = 2000
 
@@ -86,6 +88,31 @@ def test_printed_numbers_are_borders(part: int) -> None:
         available = [budget.kv_bytes for budget in asked.budgets]
         check_borders(asked, available, dice)
         check_monotone(asked, available, dice)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("caching", [True, False])
+def test_a_sample_of_models_with_states_really_runs(caching: bool) -> None:
+    """The scheduler and the cache manager, from the budget that a refusal prints."""
+    dice, ran = random.Random(11), 0
+    while ran < 40:
+        _, _, more = random_case(dice)
+        model = dice.choice(["Granite-4.0-H-Small", "Qwen3-Next-80B-A3B", "Jamba-v0.1"])
+        more |= {"max_model_len": dice.randint(40, 9000), "pipeline_parallel_size": 1, "enable_prefix_caching": caching}
+        try:
+            short = planned(model, 1, **more)
+            asked = planned(model, short.refusal.numbers["smallest_budget_bytes"], **more)
+        except OctavoError:
+            continue
+        ran += 1
+        length = more["max_model_len"]
+        sampling = SamplingParams(max_tokens=8, ignore_eos=True)
+        request = make_request("r", [1] * (length - 8), max_tokens=8, sampling=sampling)
+        config, batched = asked.plan.configs[0], more["max_num_batched_tokens"]
+        assert config.num_blocks == sum(asked.plan.figures.blocks_per_request) + 1
+        _, chunks = schedule_all(config, [request], batched, caching=caching)
+        assert request.num_preemptions == 0
+        assert sum(chunks) == length - 1
 
 
 @pytest.mark.slow
