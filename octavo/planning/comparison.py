@@ -66,7 +66,16 @@ def compare(wanted: Sequence[str], model: str, revision: str | None, keywords: M
     Raises `ConfigError` for a setting that cannot be compared, and for a value that cannot be read; what one row cannot
     be planned with is told in it.
     """
-    axes = dict(_axis(text) for text in wanted)
+    axes: dict[str, list[str]] = {}
+    for name, listed in map(_axis, wanted):
+        for other in axes:
+            keyword = SETTINGS[other][0]
+            if name == other or SETTINGS[name][0] in _SAME_THING.get(keyword, ()):
+                raise ConfigError(
+                    f"--compare is given {other} and {name}, which set one thing.",
+                    remedy=f"Write one of them, with all its values: {other}=V,V.",
+                )
+        axes[name] = listed
     names = list(axes)
     combinations = list(itertools.product(*axes.values()))
     if len(combinations) > MAX_ROWS:

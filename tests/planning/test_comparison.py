@@ -54,3 +54,15 @@ def test_what_cannot_be_compared_is_refused(model: str, wrong: str) -> None:
 def test_a_value_that_cannot_be_read_is_refused_before_any_plan(model: str, wrong: str, named: str) -> None:
     with pytest.raises(ConfigError, match=f"{named} is no whole number"):
         compare([wrong], model, None, {"kv_memory": "12GiB"})
+
+
+@pytest.mark.parametrize(
+    "wanted",
+    [("tp=1", "tp=2"), ("tp=1", "tensor-parallel-size=2"), ("gpu=h200", "memory=8GiB"), ("kv-memory=1", "gpu=l4")],
+)
+def test_two_columns_that_set_one_thing_are_refused(model: str, wanted: tuple[str, str]) -> None:
+    first, second = (
+        {"tensor-parallel-size": "tp"}.get(name, name) for name in (text.partition("=")[0] for text in wanted)
+    )
+    with pytest.raises(ConfigError, match=rf"--compare is given {first} and {second}, which set one thing"):
+        compare(wanted, model, None, {})
