@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -20,6 +20,7 @@ from torch import nn
 from octavo.errors import UnsupportedModelError
 from octavo.models.adoption import calls_interface, use_own_attention
 from octavo.models.attention_interface import AttentionHook, AttentionInput, clear_hook, set_hook
+from octavo.models.construction import after_construction
 from octavo.models.load_clock import part
 from octavo.models.stage import Stage
 from octavo.models.stage_parts import Border, Nothing, OtherEmbedding, OtherLayer, OtherPart, given_hidden
@@ -49,21 +50,9 @@ class StageCut:
         config.tie_word_embeddings = False
         return config
 
-    @contextmanager
-    def constructing(self, model_class: Any) -> Iterator[None]:
+    def constructing(self, model_class: Any) -> AbstractContextManager[None]:
         """Models of this class constructed inside are cut as soon as they are."""
-        original = model_class.__init__
-
-        def construct(model: Any, *args: Any, **kwargs: Any) -> None:
-            original(model, *args, **kwargs)
-            if type(model) is model_class:
-                self.cut(model)
-
-        try:
-            model_class.__init__ = construct
-            yield
-        finally:
-            model_class.__init__ = original
+        return after_construction(model_class, self.cut)
 
     def cut(self, model: Any) -> None:
         """Put stand-ins for the parts of other stages into a model without weights, or with random ones.

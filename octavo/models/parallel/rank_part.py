@@ -10,12 +10,13 @@ from __future__ import annotations
 import copy
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from typing import Any, NamedTuple
 
 import torch
 from torch import nn
 
+from octavo.models.construction import after_construction
 from octavo.models.parallel.layouts import Block, Layout, keep, kept_rows
 from octavo.models.parallel.rank_modules import (
     GatheredLinear,
@@ -72,21 +73,9 @@ class RankPart:
         """Norms that each rank has whole, and what divides what they are given."""
         self._vocabulary = set(_vocabulary(whole))
 
-    @contextmanager
-    def constructing(self, model_class: Any) -> Iterator[None]:
+    def constructing(self, model_class: Any) -> AbstractContextManager[None]:
         """Models of this class constructed inside have the rank's shapes as soon as they are."""
-        original = model_class.__init__
-
-        def construct(model: Any, *args: Any, **kwargs: Any) -> None:
-            original(model, *args, **kwargs)
-            if type(model) is model_class:
-                self.shape(model)
-
-        try:
-            model_class.__init__ = construct
-            yield
-        finally:
-            model_class.__init__ = original
+        return after_construction(model_class, self.shape)
 
     def shape(self, model: Any) -> None:
         """Give the parameters of a model of the rank's config, which has no values, the rank's shapes."""
