@@ -15,6 +15,7 @@ import typer
 from octavo import __version__
 from octavo.cli.plain_values import PlainGroup
 from octavo.cli.process_end import end_process
+from octavo.cli.usage import UsageError, tell_usage
 
 COMMANDS = {
     "plan": "octavo.cli.plan",
@@ -70,10 +71,13 @@ def octavo(
 def main() -> None:
     """Run the command line and exit."""
     try:
-        app()
+        code = app(standalone_mode=False)
+    except UsageError as error:
+        code = tell_usage(error)
     except KeyboardInterrupt:
         # Before a command has begun: commands end by octavo.cli.outcome.
-        sys.exit(130)
+        code = 130
+    sys.exit(code or 0)
 
 
 def run() -> NoReturn:

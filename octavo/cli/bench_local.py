@@ -26,9 +26,29 @@ from octavo.cli.outcome import exit_codes
 
 _RUNS = "Runs"
 
-BatchSize = Annotated[int, typer.Option(help="Requests at once.", metavar="N", min=1, rich_help_panel=_RUNS)]
-NumIters = Annotated[int, typer.Option(help="Runs that count.", metavar="N", min=1, rich_help_panel=_RUNS)]
-NumItersWarmup = Annotated[int, typer.Option(help="Runs before those.", metavar="N", min=0, rich_help_panel=_RUNS)]
+BatchInputLen = Annotated[
+    int,
+    typer.Option(
+        "--input-len", "--random-input-len", help="Tokens of each prompt.", parser=flags.parse_count, metavar="N",
+        rich_help_panel=_RUNS,
+    ),
+]  # fmt: skip
+BatchOutputLen = Annotated[
+    int,
+    typer.Option(
+        "--output-len", "--random-output-len", help="Tokens of each output.", parser=flags.parse_count, metavar="N",
+        rich_help_panel=_RUNS,
+    ),
+]  # fmt: skip
+BatchSize = Annotated[
+    int, typer.Option(help="Requests of one batch, all handed in at once.", metavar="N", min=1, rich_help_panel=_RUNS)
+]
+NumIters = Annotated[
+    int, typer.Option(help="How often the batch is run and counted.", metavar="N", min=1, rich_help_panel=_RUNS)
+]
+NumItersWarmup = Annotated[
+    int, typer.Option(help="How often it is run before, not counted.", metavar="N", min=0, rich_help_panel=_RUNS)
+]
 
 
 def register(app: typer.Typer, figures: str) -> None:
@@ -78,8 +98,8 @@ def latency(
     model: flags.ModelName = "demo",
     tokenizer: flags.Tokenizer = None,
     revision: flags.Revision = None,
-    input_len: InputLen = 32,
-    output_len: OutputLen = 128,
+    input_len: BatchInputLen = 32,
+    output_len: BatchOutputLen = 128,
     batch_size: BatchSize = 8,
     num_iters: NumIters = 10,
     num_iters_warmup: NumItersWarmup = 2,

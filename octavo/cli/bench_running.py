@@ -6,34 +6,21 @@ import json
 import sys
 import time
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from octavo.cli.bench_offline import measure
-from octavo.cli.bench_serving import DATASETS, parse_percentiles
+from octavo.cli.bench_serving import parse_percentiles, traffic_options
 from octavo.cli.startup import start
-from octavo.cli.traffic import TrafficOptions, TrafficRequest, draw_traffic
+from octavo.cli.traffic import TrafficOptions, TrafficRequest, check_traffic, draw_traffic
 from octavo.cli.workload import Workload, WorkloadRequest
-from octavo.errors import ConfigError
 from octavo.request import SamplingParams
 
 
 def run_throughput(flags: Mapping[str, Any]) -> None:
     """Measure and print as `octavo bench offline` does. Raises `OctavoError` for every mistake of the user."""
-    if flags["dataset"] not in DATASETS:
-        raise ConfigError(
-            f"--dataset-name is {flags['dataset']}.", remedy="It must be random, prefix, sharegpt or trace."
-        )
-    options = TrafficOptions(
-        dataset=DATASETS[flags["dataset"]],
-        path=Path(flags["dataset_path"]) if flags["dataset_path"] else None,
-        **{
-            name: flags[name]
-            for name in ("num_prompts", "seed", "input_len", "output_len", "range_ratio", "prefix_len", "num_prefixes")
-        },
-    )
+    options = traffic_options(flags)
 
     def make(prepared: Any) -> Workload:
         asked, longest = flags["max_model_len"], prepared.model_config.max_position
@@ -74,6 +61,7 @@ def run_latency(flags: Mapping[str, Any]) -> None:
         output_len=flags["output_len"],
         seed=flags["seed"],
     )
+    check_traffic(options)
     llm, batches = start(
         flags,
         lambda prepared, _: draw_traffic(options, prepared.model_config.vocab_size, len),

@@ -55,7 +55,7 @@ DatasetPath = Annotated[
         metavar="FILE",
     ),
 ]
-NumPrompts = Annotated[int, _option("Requests.", "--num-prompts", panel=_TRAFFIC, count=True)]
+NumPrompts = Annotated[int, _option("How many requests.", "--num-prompts", panel=_TRAFFIC, count=True)]
 InputLen = Annotated[
     int,
     _option(
@@ -110,19 +110,26 @@ NumWarmups = Annotated[
 ]
 
 Percentiles = Annotated[
-    str, _option("Which, with commas between them.", "--metric-percentiles", panel=_REPORT, metavar="P,P")
+    str, _option("Percentiles to tell, with commas between them.", "--metric-percentiles", panel=_REPORT, metavar="P,P")
 ]
 Goodput = Annotated[
     list[str] | None,
     _option(
-        "NAME:MS, such as ttft:500; counts the requests that keep it. May be given several times.", "--goodput",
-        panel=_REPORT, metavar="GOAL",
+        "NAME:MS, such as ttft:500 (or tpot, itl, e2el): count the requests that keep it. May be given several times.",
+        "--goodput",
+        panel=_REPORT,
+        metavar="GOAL",
     ),
-]  # fmt: skip
+]
 ResultFile = Annotated[
     str | None,
-    _option("Write the document there, too.", "--save-result", "--result-filename", panel=_REPORT, metavar="FILE"),
+    _option("Write the JSON document there, too.", "--result-filename", panel=_REPORT, metavar="FILE"),
 ]
+SaveResult = Annotated[
+    bool,
+    _option("Write the JSON document to a file named after rate, model and time.", "--save-result", panel=_REPORT),
+]
+ResultDir = Annotated[str | None, _option("The folder of that file.", "--result-dir", panel=_REPORT, metavar="DIR")]
 Plot = Annotated[
     str | None, _option("Draw the distributions of latencies, as SVG.", "--plot", panel=_REPORT, metavar="FILE")
 ]
@@ -164,9 +171,11 @@ def serve(
     percentiles: Percentiles = "50,90,99",
     goodput: Goodput = None,
     result_file: ResultFile = None,
+    result_dir: ResultDir = None,
     plot: Plot = None,
     *,
     ignore_eos: IgnoreEos = True,
+    save_result: SaveResult = False,
     json: Json = False,
 ) -> None:
     """Send traffic to a running server, and measure what its clients would feel."""

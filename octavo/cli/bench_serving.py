@@ -7,6 +7,7 @@ import importlib
 import json
 import math
 import sys
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ import msgspec
 from rich.console import Console
 from rich.progress import MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from octavo.cli.traffic import TrafficOptions, TrafficRequest, arrivals, draw_traffic
+from octavo.cli.traffic import TrafficOptions, TrafficRequest, arrivals, check_traffic, draw_traffic
 from octavo.config import read_api_keys
 from octavo.errors import ConfigError
 
@@ -27,6 +28,7 @@ def run(flags: Mapping[str, Any]) -> None:
     """Measure and print. Raises `OctavoError` for every mistake of the user, and when no request was answered."""
     percentiles = parse_percentiles(flags["percentiles"])
     goals = _goals(flags["goodput"] or [])
+    traffic_options(flags)
     _check_pace(flags)
     if flags["plot"] and not flags["plot"].endswith(".svg"):
         raise ConfigError(f"--plot is {flags['plot']}.", remedy="Let its name end in .svg")
@@ -44,13 +46,23 @@ def run(flags: Mapping[str, Any]) -> None:
     settings["request_rate"] = None if math.isinf(flags["request_rate"]) else flags["request_rate"]
     document = load_report.report(sent, percentiles=percentiles, goals=goals, settings=settings)
     whole = json.dumps({**document, "requests": msgspec.to_builtins(sent)})
-    if flags["result_file"]:
-        Path(flags["result_file"]).write_text(whole + "\n", "utf-8")
+    if (path := _result_path(flags, model)) is not None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(whole + "\n", "utf-8")
     if flags["plot"]:
         load_report.write_plot(sent, Path(flags["plot"]))
     sys.stdout.write(whole + "\n" if flags["json"] else load_report.in_lines(document))
     if not document["completed"]:
         raise ConfigError("No request was answered.", remedy="What the server said is above.")
+
+
+def _result_path(flags: Mapping[str, Any], model: str) -> Path | None:
+    """Where the document goes beside stdout; None for nowhere."""
+    name = flags["result_file"]
+    if name is None and not flags["save_result"]:
+        return None
+    made = f"{flags['request_rate']:g}qps-{model.replace('/', '-')}-{time.strftime('%Y%m%d-%H%M%S')}.json"
+    return Path(flags["result_dir"] or ".") / (name or made)
 
 
 async def _measure(flags: Mapping[str, Any], load_client: Any) -> tuple[str, Sequence[Any]]:
@@ -86,15 +98,7 @@ async def _measure(flags: Mapping[str, Any], load_client: Any) -> tuple[str, Seq
 
 
 async def _traffic(flags: Mapping[str, Any], client: Any, model: str, max_len: int | None) -> list[TrafficRequest]:
-    options = TrafficOptions(
-        dataset=DATASETS[flags["dataset"]],
-        path=Path(flags["dataset_path"]) if flags["dataset_path"] else None,
-        max_len=max_len,
-        **{
-            name: flags[name]
-            for name in ("num_prompts", "seed", "input_len", "output_len", "range_ratio", "prefix_len", "num_prefixes")
-        },
-    )
+    options = msgspec.structs.replace(traffic_options(flags), max_len=max_len)
     vocab_size = flags["vocab_size"]
     if vocab_size is None and options.dataset != "sharegpt":
         vocab_size = ((await client.get("/tokenizer_info")) or {}).get("vocab_size")
@@ -107,6 +111,24 @@ async def _traffic(flags: Mapping[str, Any], client: Any, model: str, max_len: i
             count = await client.count_tokens(model, text)
             counts[text] = len(text) // 4 if count is None else count
     return draw_traffic(options, vocab_size or 1, lambda text: counts.get(text, len(text) // 4))
+
+
+def traffic_options(flags: Mapping[str, Any]) -> TrafficOptions:
+    """What flags say of the traffic. Raises `ConfigError` where nothing can be drawn so."""
+    if flags["dataset"] not in DATASETS:
+        raise ConfigError(
+            f"--dataset-name is {flags['dataset']}.", remedy="It must be random, prefix, sharegpt or trace."
+        )
+    options = TrafficOptions(
+        dataset=DATASETS[flags["dataset"]],
+        path=Path(flags["dataset_path"]) if flags["dataset_path"] else None,
+        **{
+            name: flags[name]
+            for name in ("num_prompts", "seed", "input_len", "output_len", "range_ratio", "prefix_len", "num_prefixes")
+        },
+    )
+    check_traffic(options)
+    return options
 
 
 def parse_percentiles(text: str) -> list[float]:
@@ -136,14 +158,14 @@ def _goals(texts: Sequence[str]) -> dict[str, float]:
 
 
 def _check_pace(flags: Mapping[str, Any]) -> None:
-    if flags["dataset"] not in DATASETS:
-        raise ConfigError(
-            f"--dataset-name is {flags['dataset']}.", remedy="It must be random, prefix, sharegpt or trace."
-        )
-    for name in ("request_rate", "burstiness", "trace_speed", "timeout"):
-        if not flags[name] > 0:
-            raise ConfigError(f"--{name.replace('_', '-')} is {flags[name]}.", remedy="It must be above 0.")
-    if flags["max_concurrency"] is not None and flags["max_concurrency"] < 1:
-        raise ConfigError(f"--max-concurrency is {flags['max_concurrency']}.", remedy="It must be at least 1.")
-    if flags["vocab_size"] is not None and flags["vocab_size"] < 2:
-        raise ConfigError(f"--vocab-size is {flags['vocab_size']}.", remedy="It must be at least 2.")
+    for name in ("burstiness", "trace_speed", "timeout"):
+        if not 0 < flags[name] < math.inf:
+            raise ConfigError(f"--{name.replace('_', '-')} is {flags[name]}.", remedy="It must be above 0, and finite.")
+    if not flags["request_rate"] > 0:
+        raise ConfigError(f"--request-rate is {flags['request_rate']}.", remedy="It must be above 0; inf is allowed.")
+    for name, flag in (("ready_timeout", "--ready-check-timeout-sec"), ("temperature", "--temperature")):
+        if not 0 <= flags[name] < math.inf:
+            raise ConfigError(f"{flag} is {flags[name]}.", remedy="It must be 0 or more, and finite.")
+    for name, least in (("max_concurrency", 1), ("vocab_size", 2), ("num_warmups", 0)):
+        if flags[name] is not None and flags[name] < least:
+            raise ConfigError(f"--{name.replace('_', '-')} is {flags[name]}.", remedy=f"It must be at least {least}.")

@@ -28,7 +28,9 @@ ApiKey = Annotated[
     str | None,
     typer.Option(help="The server's key; by default OCTAVO_API_KEY.", metavar="KEY", rich_help_panel=_SERVER),
 ]
-System = Annotated[str | None, typer.Option(help="The system's turn at the beginning.", metavar="TEXT")]
+System = Annotated[
+    str | None, typer.Option(help="The system's turn at the beginning.", metavar="TEXT", rich_help_panel="Conversation")
+]
 Temperature = Annotated[
     float, typer.Option("--temperature", "-t", help="0 always takes the most likely token.", rich_help_panel="Sampling")
 ]

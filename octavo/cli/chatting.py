@@ -8,6 +8,7 @@ from typing import Any, NoReturn
 
 from rich.console import Console
 
+from octavo.cli.generation import naming_flags
 from octavo.cli.partners import LocalPartner, Partner, ServerPartner
 from octavo.config import read_api_keys
 from octavo.engine.engine_args import engine_config_from
@@ -30,7 +31,9 @@ def run(flags: Mapping[str, Any]) -> None:
         raise RequestError(
             f"--max-tokens is {flags['max_tokens']}.", remedy="It must be at least 1, or 0 for no limit."
         )
-    sampling = SamplingParams(**{name: flags[name] for name in SAMPLING_FLAGS}, max_tokens=flags["max_tokens"] or None)
+    fields = {name: flags[name] for name in SAMPLING_FLAGS}
+    with naming_flags():
+        sampling = SamplingParams(**fields, max_tokens=flags["max_tokens"] or None)
     with _partner(flags, sampling) as partner:
         Talk(partner, flags["system"]).run()
 

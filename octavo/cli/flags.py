@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Annotated, Any
 
 import typer
 
+from octavo.cli.plain_values import written
 from octavo.config import parse_bytes
 from octavo.errors import ConfigError
 
@@ -25,7 +27,7 @@ def parse_count(text: str | int) -> int:
     except ValueError:
         value = 0.5
     if value != int(value):
-        raise typer.BadParameter(f"{text!r} is not a whole number; write 4096, 4k (4000) or 4K (4096)")
+        raise typer.BadParameter(f"is {written(text)}. It must be a whole number: 4096, 4k (4000) or 4K (4096).")
     return int(value)
 
 
@@ -39,17 +41,29 @@ def parse_size(text: str) -> int:
     try:
         return parse_bytes(text)
     except ConfigError as error:
-        raise typer.BadParameter(str(error)) from None
+        raise typer.BadParameter(f"is {written(text)}. {error.remedy}") from None
 
 
 def parse_sizes(text: str) -> tuple[int, ...]:
     """Sizes with commas between them."""
-    return tuple(parse_size(part) for part in text.split(","))
+    return _each(text, parse_size)
 
 
 def parse_counts(text: str) -> tuple[int, ...]:
     """Counts with commas between them."""
-    return tuple(parse_count(part) for part in text.split(","))
+    return _each(text, parse_count)
+
+
+def _each(text: str, parse: Callable[[str], int]) -> tuple[int, ...]:
+    """What is between commas, each part parsed."""
+    parts = text.split(",")
+    try:
+        return tuple(map(parse, parts))
+    except typer.BadParameter as error:
+        if len(parts) > 1 and error.message.startswith("is "):
+            fault, _, remedy = error.message.removeprefix("is ").partition(". ")
+            raise typer.BadParameter(f"has {fault} between commas. {remedy}") from None
+        raise
 
 
 _MODEL, _CACHE, _STEP = "Model", "KV cache", "Scheduling"
@@ -158,7 +172,7 @@ MemoryUtilization = Annotated[
     typer.Option(
         "--memory-utilization",
         "--gpu-memory-utilization",
-        help="That share, above 0 and at most 1.",
+        help="Without --kv-memory: the share of the free memory that the KV cache takes, above 0 and at most 1.",
         rich_help_panel=_CACHE,
     ),
 ]
@@ -181,7 +195,7 @@ KVCacheDtype = Annotated[
     str,
     typer.Option(
         "--kv-cache-dtype",
-        help="auto (the compute dtype), bfloat16, float16 or float32.",
+        help="What K and V are kept in: auto (the compute dtype), bfloat16, float16 or float32.",
         metavar="DTYPE",
         rich_help_panel=_CACHE,
     ),
@@ -206,7 +220,7 @@ KVCacheMetricsSample = Annotated[
     float,
     typer.Option(
         "--kv-cache-metrics-sample",
-        help="Share of the blocks on which that is measured, above 0 and at most 1.",
+        help="With --kv-cache-metrics: the share of the blocks that are measured, above 0 and at most 1.",
         rich_help_panel=_CACHE,
     ),
 ]

@@ -50,7 +50,7 @@ def run(flags: Mapping[str, Any]) -> None:
         preparation = importlib.import_module("octavo.engine.preparation")
         prompts = preparation.render_chat(prepared.tokenizer, given) if flags["chat"] else given
         salted = [with_salt(*each, flags["cache_salt"]) for each in zip(prompts, sources, strict=True)]
-        with _naming_flags():
+        with naming_flags():
             preparation.check_prompts(prepared, config, salted, sampling, add_special_tokens=not flags["chat"])
         return salted
 
@@ -68,7 +68,7 @@ def run(flags: Mapping[str, Any]) -> None:
 
 
 @contextlib.contextmanager
-def _naming_flags() -> Iterator[None]:
+def naming_flags() -> Iterator[None]:
     """An error about a field of `SamplingParams` raised inside this speaks of the flag instead."""
     try:
         yield
@@ -87,7 +87,7 @@ def sampling_from(flags: Mapping[str, Any]) -> SamplingParams:
             remedy="It must be at least 1, or 0 for as many as --max-model-len leaves.",
         )
     fields = {name: flags[name] for name in SAMPLING_FLAGS}
-    with _naming_flags():
+    with naming_flags():
         return SamplingParams(**fields, max_tokens=flags["max_tokens"] or None)
 
 

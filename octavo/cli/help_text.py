@@ -1,4 +1,4 @@
-"""Help that cuts no name, however narrow the terminal is."""
+"""Help that cuts no name, however narrow the terminal is, and that wrong usage points to."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Any
 from typer.core import TyperCommand
 
 from octavo.cli.plain_values import read_plainly
+from octavo.cli.usage import placing
 
 PANEL_COLUMNS = 150
 """Terminals narrower than this have no room for typer's panels: names of options would lose their ends there."""
@@ -18,7 +19,8 @@ class TextHelp(TyperCommand):
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         read_plainly(self.get_params(ctx))
-        return super().parse_args(ctx, args)
+        with placing(ctx):
+            return super().parse_args(ctx, args)
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
         if shutil.get_terminal_size().columns >= PANEL_COLUMNS:

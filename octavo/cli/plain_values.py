@@ -1,12 +1,13 @@
-"""Values of flags that are read without pydantic.
+"""Values of flags that are read without pydantic, and refused in our own words.
 
 Typer 0.29 reads every flag's value through pydantic, whose import takes 0.1 s: a tenth of what a small model needs from
 its libraries to its first token. Texts, numbers and what has a parser of its own are read here, in the same way;
-whatever else it may be, and whatever is wrong, is left to typer.
+whatever else it may be is left to typer.
 """
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterable
 from typing import Any, get_args, get_origin
@@ -54,7 +55,39 @@ class _Reader:
             if is_plain:
                 return item
         setattr(param, _READER, None)
-        return param.get_runtime_param().coerce(value, param=param, ctx=ctx)
+        try:
+            return _finite(param.get_runtime_param().coerce(value, param=param, ctx=ctx), info)
+        except typer.BadParameter as error:
+            fault = _fault(value, kind, info)
+            raise typer.BadParameter(fault or error.message, ctx=ctx, param=param) from None
+
+
+def written(value: Any) -> str:
+    """A flag's value as its user wrote it, or as Python writes it where a line of a terminal cannot show it."""
+    text = value if isinstance(value, str) and value.strip() and value.isprintable() else repr(value)
+    return text if len(text) <= 60 else f"{text[:57]}..."
+
+
+def _fault(value: Any, kind: Any, info: Any) -> str | None:
+    """What is wrong with the value of a number's flag: what follows the flag's name. None where typer knows better."""
+    if get_origin(kind) is list and isinstance(value, list | tuple):
+        faults = (
+            _fault(item, get_args(kind)[0], info) for item in value if not _plain(item, get_args(kind)[0], info)[0]
+        )
+        return next(faults, None)
+    if kind not in (int, float) or info.parser is not None:
+        return None
+    words = "a whole number" if kind is int else "a number"
+    if info.min is not None:
+        words += f", at least {info.min}" if info.max is None else f", from {info.min} to {info.max}"
+    return f"is {written(value)}. It must be {words}."
+
+
+def _finite(value: Any, info: Any) -> Any:
+    """`value`; one of a flag with bounds must be within some. Raises `typer.BadParameter`."""
+    if isinstance(value, float) and info.min is not None and not math.isfinite(value):
+        raise typer.BadParameter("is not finite.")
+    return value
 
 
 def _plain(value: Any, kind: Any, info: Any) -> tuple[bool, Any]:

@@ -22,7 +22,12 @@ ModelOption = Annotated[
     str | None, typer.Option("--model", "-m", help="The same, as a flag.", metavar="MODEL", rich_help_panel="Model")
 ]
 Host = Annotated[str, typer.Option(help="Address to listen on; 0.0.0.0 is all of them.", rich_help_panel=_SERVER)]
-Port = Annotated[int, typer.Option(help="Port to listen on.", min=0, max=65_535, rich_help_panel=_SERVER)]
+Port = Annotated[
+    int,
+    typer.Option(
+        help="Port to listen on; 0 takes a free one.", metavar="N", min=0, max=65_535, rich_help_panel=_SERVER
+    ),
+]
 Uds = Annotated[
     str | None, typer.Option(help="Listen on this Unix path instead.", metavar="PATH", rich_help_panel=_SERVER)
 ]
@@ -67,12 +72,15 @@ ReasoningParser = Annotated[
 ]
 MaxRestarts = Annotated[
     int,
-    typer.Option(help="How often in a row a crashed engine core is restarted.", min=0, rich_help_panel=_SERVER),
+    typer.Option(
+        help="How often in a row a crashed engine core is restarted.", metavar="N", min=0, rich_help_panel=_SERVER
+    ),
 ]
 MaxWaiting = Annotated[
     int,
     typer.Option(
         help="Sequences that may wait beside those that run; more are answered with 429.",
+        metavar="N",
         min=0,
         rich_help_panel=_LIMITS,
     ),
@@ -91,11 +99,16 @@ WatchdogTimeout = Annotated[
     ),
 ]
 MaxLogprobs = Annotated[
-    int, typer.Option(help="Most log probabilities at one place; -1 for no limit.", min=-1, rich_help_panel=_LIMITS)
+    int,
+    typer.Option(
+        help="Most log probabilities at one place; -1 for no limit.", metavar="N", min=-1, rich_help_panel=_LIMITS
+    ),
 ]
 DrainTimeout = Annotated[
     float,
-    typer.Option(help="How long requests may go on after SIGTERM, in seconds.", min=0, rich_help_panel=_LIMITS),
+    typer.Option(
+        help="How long requests may go on after SIGTERM, in seconds.", metavar="S", min=0, rich_help_panel=_LIMITS
+    ),
 ]
 SchedulingPolicy = Annotated[
     str, typer.Option(help="fcfs, or priority: smaller priority first.", rich_help_panel="Scheduling")

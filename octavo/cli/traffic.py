@@ -56,9 +56,7 @@ class TrafficOptions(msgspec.Struct, frozen=True, kw_only=True):
 
 def draw_traffic(options: TrafficOptions, vocab_size: int, count: Callable[[str], int]) -> list[TrafficRequest]:
     """The requests. `count` gives the tokens of a text. Raises `ConfigError` for impossible options and bad files."""
-    _check(options)
-    if options.dataset in ("sharegpt", "trace") and options.path is None:
-        raise ConfigError(f"--dataset-name {options.dataset} has no file.", remedy="Give --dataset-path FILE.")
+    check_traffic(options)
     rng = np.random.default_rng(options.seed)
     if options.dataset == "sharegpt":
         found = list(_conversations(options, count))
@@ -88,15 +86,19 @@ def arrivals(
     return [0.0, *np.cumsum(gaps)[:-1].tolist()]
 
 
-def _check(options: TrafficOptions) -> None:
+def check_traffic(options: TrafficOptions) -> None:
+    """Raises `ConfigError` for options with which nothing can be drawn, whatever the files hold."""
     for name, flag, least in (
         ("num_prompts", "--num-prompts", 1), ("input_len", "--input-len", 1), ("output_len", "--output-len", 1),
         ("prefix_len", "--prefix-len", 0), ("num_prefixes", "--num-prefixes", 1),
+        ("seed", "--seed", 0),
     ):  # fmt: skip
         if getattr(options, name) < least:
             raise ConfigError(f"{flag} is {getattr(options, name)}.", remedy=f"It must be at least {least}.")
     if not 0 <= options.range_ratio < 1:
         raise ConfigError(f"--range-ratio is {options.range_ratio}.", remedy="It must be at least 0 and below 1.")
+    if options.dataset in ("sharegpt", "trace") and options.path is None:
+        raise ConfigError(f"--dataset-name {options.dataset} has no file.", remedy="Give --dataset-path FILE.")
 
 
 def _drawn(options: TrafficOptions, vocab_size: int, rng: np.random.Generator) -> Iterator[TrafficRequest]:

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import errno
 import logging
+import math
 import resource
 import signal
 import socket
@@ -111,7 +112,7 @@ class _Server(uvicorn.Server):
                 app,
                 log_config=None,
                 lifespan="off",
-                timeout_graceful_shutdown=int(settings.drain_timeout_s),
+                timeout_graceful_shutdown=math.ceil(settings.drain_timeout_s),
                 server_header=False,
                 backlog=4096,
             )

@@ -44,4 +44,4 @@ def test_help_names_the_commands_and_defines_every_figure(monkeypatch: pytest.Mo
 def test_wrong_usage_is_exit_code_two(monkeypatch: pytest.MonkeyPatch, arguments: list[str]) -> None:
     said = run_octavo(monkeypatch, arguments)
     assert (said.code, said.out) == (2, "")
-    assert "Usage" in said.err
+    assert said.err.startswith("error: ")

@@ -73,3 +73,16 @@ def test_mistakes_are_one_sentence(monkeypatch: pytest.MonkeyPatch, arguments: l
     assert said.code == 1
     assert said.err.startswith("error: ")
     assert words in said.err
+
+
+@pytest.mark.parametrize("command", ["throughput", "latency"])
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--seed", "-1"], "--seed is -1. It must be at least 0."),
+        (["--input-len", "0"], "--input-len is 0. It must be at least 1."),
+        (["--output-len", "-3"], "--output-len is -3. It must be at least 1."),
+    ],
+)
+def test_what_both_refuse(monkeypatch: pytest.MonkeyPatch, command: str, arguments: list[str], words: str) -> None:
+    assert run_octavo(monkeypatch, ["bench", command, *arguments]) == (1, "", f"error: {words}\n")

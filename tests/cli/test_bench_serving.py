@@ -33,7 +33,7 @@ def bench(monkeypatch: pytest.MonkeyPatch, server: RunningServer, *arguments: st
 def test_all_requests_are_answered_and_counted(
     monkeypatch: pytest.MonkeyPatch, server: RunningServer, tmp_path: Path
 ) -> None:
-    files = ["--save-result", str(tmp_path / "r.json"), "--plot", str(tmp_path / "p.svg")]
+    files = ["--result-dir", str(tmp_path / "a"), "--result-filename", "r.json", "--plot", str(tmp_path / "p.svg")]
     said = bench(monkeypatch, server, "--json", "--num-warmups", "2", "--goodput", "ttft:60000", *files)
     assert said.code == 0, said.err
     document = said.document
@@ -42,8 +42,18 @@ def test_all_requests_are_answered_and_counted(
     assert document["request_goodput"] == document["request_throughput"] > 0
     assert 0 < document["ttft"]["p50_ms"] <= document["e2el"]["p99_ms"]
     assert len(document["requests"]) == 8
-    assert json.loads((tmp_path / "r.json").read_text()) == document
+    assert json.loads((tmp_path / "a" / "r.json").read_text()) == document
     assert (tmp_path / "p.svg").read_text().startswith("<svg")
+
+
+@pytest.mark.slow
+def test_a_result_is_saved_under_a_name_that_tells_what_it_is_of(
+    monkeypatch: pytest.MonkeyPatch, server: RunningServer, tmp_path: Path
+) -> None:
+    document = bench(monkeypatch, server, "--json", "--save-result", "--result-dir", str(tmp_path)).document
+    (path,) = tmp_path.iterdir()
+    assert path.name.startswith("infqps-fake-2")
+    assert json.loads(path.read_text()) == document
 
 
 @pytest.mark.slow
@@ -86,14 +96,23 @@ def test_failures_are_told_and_end_in_an_error(monkeypatch: pytest.MonkeyPatch, 
         (["--goodput", "x:1"], "--goodput is x:1"),
         (["--plot", "a.bmp"], "--plot is a.bmp"), (["--max-concurrency", "0"], "--max-concurrency is 0"),
         (["--vocab-size", "1"], "--vocab-size is 1"),
+        (["--num-prompts", "0"], "--num-prompts is 0"), (["--input-len", "-1"], "--input-len is -1"),
+        (["--range-ratio", "nan"], "--range-ratio is nan"), (["--num-prefixes", "0"], "--num-prefixes is 0"),
+        (["--seed", "-1"], "--seed is -1"), (["--temperature", "nan"], "--temperature is nan"),
+        (["--temperature", "-1"], "--temperature is -1"), (["--num-warmups", "-1"], "--num-warmups is -1"),
+        (["--burstiness", "inf"], "--burstiness is inf"), (["--request-rate", "nan"], "--request-rate is nan"),
+        (["--timeout", "nan"], "--timeout is nan"), (["--trace-speed", "inf"], "--trace-speed is inf"),
+        (["--ready-check-timeout-sec", "nan"], "--ready-check-timeout-sec is nan"),
+        (["--ready-check-timeout-sec", "-1"], "--ready-check-timeout-sec is -1"),
+        (["--dataset-name", "trace"], "--dataset-name trace has no file"),
         (["--base-url", "nonsense", "--ready-check-timeout-sec", "0"], "No server"),
     ],
 )  # fmt: skip
 def test_mistakes_are_one_sentence(monkeypatch: pytest.MonkeyPatch, arguments: list[str], words: str) -> None:
     said = run_octavo(monkeypatch, ["bench", "serve", *arguments])
     assert said.code == 1
-    assert said.err.startswith("error: ")
-    assert words in said.err
+    assert said.err.startswith(f"error: {words}")
+    assert said.err.count("\n") == 1
 
 
 @pytest.mark.slow

@@ -57,7 +57,7 @@ def test_a_turn_that_is_refused_is_told_and_forgotten(monkeypatch: pytest.Monkey
     ("arguments", "words"),
     [
         (["--max-tokens", "-1"], "--max-tokens is -1"),
-        (["--temperature", "-1"], "temperature is -1"),
+        (["--temperature", "-1"], "error: --temperature is -1"),
         (["--dtype", "float3"], "--dtype is float3"),
     ],
 )

@@ -61,7 +61,7 @@ def test_a_command_ends_as_python_would(raised: str, code: int, said: str) -> No
     program = f"""
 from octavo import cli
 
-def app():
+def app(**_):
     print("a result")
     raise {raised}
 
