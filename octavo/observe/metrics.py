@@ -3,38 +3,34 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
-from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client import (
+    CONTENT_TYPE_LATEST,
+    CollectorRegistry,
+    Counter,
+    Gauge,
+    GCCollector,
+    Histogram,
+    PlatformCollector,
+    ProcessCollector,
+    generate_latest,
+)
 
+from octavo.errors import OctavoError
 from octavo.kv.planner import KVCachePlan
 from octavo.messages import CacheFigures, EngineCoreOutputs, SchedulerStats
 from octavo.observe.group_series import GroupSeries
+from octavo.observe.request_series import LABELS, RequestSeries, RequestTimes
 from octavo.request import FinishReason
 
-_SECONDS = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80, 160, 640)
-_SHORT = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1, 2.5, 5, 10, 20, 40)
-_COUNTS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10_000, 20_000, 50_000, 100_000, 200_000)
 _LIVES = (0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1, 2, 5, 10, 20, 30, 60, 120, 300, 600, 1200, 1800, 3600, 7200)
 _STEP_TOKENS = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16_384)
 
+SOURCES = ("local_compute", "local_cache_hit")
+"""Where the K and V of prompt tokens come from."""
+
 STALL_CAUSES = ("nobody_runs", "no_progress", "no_answer")
-
-
-class RequestTimes:
-    """One request's way so far. Times are `time.perf_counter`; owns nothing else."""
-
-    __slots__ = ("admitted", "arrived", "engine", "first_token", "last_token", "num_prompt_tokens", "num_tokens")
-
-    def __init__(self, arrived: float, num_prompt_tokens: int) -> None:
-        self.arrived = arrived
-        self.num_prompt_tokens = num_prompt_tokens
-        self.engine = -1
-        """The core that took it out of its line."""
-        self.admitted: float | None = None
-        self.first_token: float | None = None
-        self.last_token: float | None = None
-        self.num_tokens = 0
 
 
 class _CoreSeries:
@@ -56,13 +52,18 @@ class _CoreSeries:
         self._make_gauges()
 
     def _counter(self, name: str, text: str, *labels: str) -> Counter:
-        return Counter(name, text, ["model_name", "engine", *labels], registry=self._registry)
+        return Counter(name, text, [*LABELS, *labels], registry=self._registry)
 
     def _gauge(self, name: str, text: str, *labels: str) -> Gauge:
-        return Gauge(name, text, ["model_name", "engine", *labels], registry=self._registry)
+        return Gauge(name, text, [*LABELS, *labels], registry=self._registry)
 
     def _make_counters(self) -> None:
-        self.prompt_tokens = self._counter("vllm:prompt_tokens", "Prompt tokens computed.")
+        self.prompt_tokens = self._counter("vllm:prompt_tokens", "Tokens of prompts, those that were cached included.")
+        self.by_source = self._counter(
+            "vllm:prompt_tokens_by_source",
+            "The same by source: computed (local_compute), or held by the prefix cache (local_cache_hit).",
+            "source",
+        )
         self.generation_tokens = self._counter("vllm:generation_tokens", "Tokens generated.")
         self.cached_tokens = self._counter("vllm:prompt_tokens_cached", "Prompt tokens that the prefix cache held.")
         self.preemptions = self._counter("vllm:num_preemptions", "Preemptions.")
@@ -83,6 +84,7 @@ class _CoreSeries:
         self.running = self._gauge("vllm:num_requests_running", "Sequences that run.")
         self.waiting = self._gauge("vllm:num_requests_waiting", "Sequences that wait.")
         self.usage = self._gauge("vllm:kv_cache_usage_perc", "Share of the blocks in use, 0 to 1.")
+        self.old_usage = self._gauge("vllm:gpu_cache_usage_perc", "The same, under its former name.")
         self.used_blocks = self._gauge("octavo:kv_cache_used_blocks", "Blocks that requests hold.")
         self.cached_blocks = self._gauge("octavo:kv_cache_cached_blocks", "Unused blocks with content worth keeping.")
         self.free_blocks = self._gauge("octavo:kv_cache_free_blocks", "Blocks without content.")
@@ -96,6 +98,9 @@ class _CoreSeries:
             "vllm:num_requests_waiting_by_reason",
             "Sequences that wait: for room (capacity), or for another one's prompt or a grammar (deferred).",
             "reason",
+        )
+        self.sleeping = self._gauge(
+            "vllm:engine_sleep_state", "Whether the core is awake: always, there is no other state.", "sleep_state"
         )
         self._info = self._gauge(
             "vllm:cache_config_info",
@@ -123,14 +128,33 @@ class _CoreSeries:
             self.add(counter, engine, 0)
         for cause in ("prompt", "output"):
             self.causes.labels(self._model_name, str(engine), cause)
+        for source in SOURCES:
+            self.by_source.labels(self._model_name, str(engine), source)
+        for state in ("awake", "weights_offloaded", "discard_all"):
+            self.sleeping.labels(self._model_name, str(engine), state).set(state == "awake")
         self.groups.start(groups, figures.usable_blocks, engine)
-        for gauge in (self.running, self.waiting, self.usage, self.used_blocks, self.tokens, self.occupancy):
+        for gauge in (
+            self.running,
+            self.waiting,
+            self.usage,
+            self.old_usage,
+            self.used_blocks,
+            self.tokens,
+            self.occupancy,
+        ):
             self._set(gauge, engine, 0)
         is_reusable = bool(groups) and all(group.spec.prefix_cacheable for group in groups)
         self._set(self.least_prefix, engine, figures.scheduler_block_size if is_reusable else 0)
         self._show_waiting(engine, 0, 0)
         self._set(self.free_blocks, engine, figures.usable_blocks)
         self._set(self.free_tokens, engine, figures.capacity_tokens)
+
+    def prompt_done(self, engine: int, num_tokens: int, num_cached: int) -> None:
+        """A sequence has its first token: its prompt is computed, but for what was cached."""
+        self.add(self.prompt_tokens, engine, num_tokens)
+        self.add(self.cached_tokens, engine, num_cached)
+        for source, amount in zip(SOURCES, (num_tokens - num_cached, num_cached), strict=True):
+            self.by_source.labels(self._model_name, str(engine), source).inc(amount)
 
     def show(self, stats: SchedulerStats, engine: int, num_held_tokens: int) -> None:
         """Where a core stands after a step; `num_held_tokens` are those of the requests that run."""
@@ -156,6 +180,7 @@ class _CoreSeries:
             (self.cached_blocks, stats.num_cached_blocks),
             (self.free_blocks, stats.num_free_blocks),
             (self.usage, usage),
+            (self.old_usage, usage),
             (self.free_tokens, capacity * (1 - usage)),
             (self.tokens, num_held_tokens),
             (self.occupancy, num_held_tokens / capacity if capacity else 0.0),
@@ -178,25 +203,28 @@ def _growth(before: SchedulerStats | None, now: SchedulerStats, name: str) -> fl
 class EngineMetrics:
     """Owns: the registry and the times of every unfinished sequence. Never: steers anything.
 
-    Every series has the label `model_name`, and what is of one engine core also `engine`, its number: sums over it are
-    the dashboard's to make. What is of requests (latencies, lengths, how they end) is not told apart by core.
+    Every series has the label `model_name`, and what is of one engine core, or of a request in it, also `engine`, its
+    number: sums over it are the dashboard's to make. `process_...` and `python_...` are of the server's own process.
     """
 
     content_type = CONTENT_TYPE_LATEST
 
     def __init__(self, model_name: str) -> None:
         self.registry = CollectorRegistry()
+        for collector in (ProcessCollector, PlatformCollector, GCCollector):
+            collector(registry=self.registry)
         self._model_name = model_name
         self._sequences: dict[str, RequestTimes] = {}
         self._cores = _CoreSeries(self.registry, model_name)
-        self._success = Counter(
-            "vllm:request_success",
-            "Requests that ended well.",
-            ["model_name", "finished_reason"],
-            registry=self.registry,
-        )
+        self._requests = RequestSeries(self.registry, model_name)
         self.failures = self._counter("octavo:request_failures", "Requests that ended with an error.")
         self.given_up = self._counter("octavo:requests_given_up", "Requests whose reader went away.")
+        self._refusals = Counter(
+            "vllm:admission_rejections",
+            "Requests answered with 429, because too many waited.",
+            ["model_name", "reason"],
+            registry=self.registry,
+        ).labels(model_name, "max_num_queued_reqs")
         self._stalls = Counter(
             "octavo:engine_stalls",
             "Times that nothing moved: nobody could run (nobody_runs), a core went on without a token (no_progress), "
@@ -204,8 +232,6 @@ class EngineMetrics:
             ["model_name", "cause"],
             registry=self.registry,
         )
-        for reason in (FinishReason.STOP, FinishReason.LENGTH):
-            self._success.labels(model_name, str(reason))
         for cause in STALL_CAUSES:
             self._stalls.labels(model_name, cause)
         self._make_histograms()
@@ -215,86 +241,80 @@ class EngineMetrics:
     def _counter(self, name: str, text: str) -> Counter:
         return Counter(name, text, ["model_name"], registry=self.registry).labels(self._model_name)
 
-    def _histogram(self, name: str, text: str, buckets: Iterable[float]) -> Histogram:
-        histogram = Histogram(name, text, ["model_name"], registry=self.registry, buckets=tuple(buckets))
-        return histogram.labels(self._model_name)
-
     def _make_histograms(self) -> None:
-        make = self._histogram
-        self.ttft = make("vllm:time_to_first_token_seconds", "From arrival to the first token.", _SECONDS)
-        self.itl = make("vllm:inter_token_latency_seconds", "Between tokens.", _SHORT)
-        self.tpot = make("vllm:request_time_per_output_token_seconds", "Mean between a request's tokens.", _SHORT)
-        self.e2e = make("vllm:e2e_request_latency_seconds", "From arrival to the end.", _SECONDS)
-        self.queue = make("vllm:request_queue_time_seconds", "From arrival to admission.", _SECONDS)
-        self.prefill = make("vllm:request_prefill_time_seconds", "From admission to the first token.", _SECONDS)
-        self.decode = make("vllm:request_decode_time_seconds", "From the first token to the last.", _SECONDS)
-        self.step_tokens = make("vllm:iteration_tokens_total", "Tokens of a step.", _STEP_TOKENS)
-        self.prompt_lengths = make("vllm:request_prompt_tokens", "Tokens of a prompt.", _COUNTS)
-        self.computed_lengths = make(
-            "vllm:request_prefill_kv_computed_tokens", "Tokens of a prompt that no cached prefix held.", _COUNTS
+        def make(name: str, text: str, buckets: Iterable[float]) -> Histogram:
+            return Histogram(name, text, LABELS, registry=self.registry, buckets=tuple(buckets))
+
+        self._step_tokens = make("vllm:iteration_tokens_total", "Tokens of a step.", _STEP_TOKENS)
+        self._block_times = (
+            make("vllm:kv_block_lifetime_seconds", "Of a cached block, until its content is given up.", _LIVES),
+            make("vllm:kv_block_idle_before_evict_seconds", "From a cached block's last use to that.", _LIVES),
+            make("vllm:kv_block_reuse_gap_seconds", "Between two uses of a cached block.", _LIVES),
         )
-        self.block_lifetimes = make(
-            "vllm:kv_block_lifetime_seconds", "Of a cached block, until its content is given up.", _LIVES
-        )
-        self.block_idle = make(
-            "vllm:kv_block_idle_before_evict_seconds", "From a cached block's last use to that.", _LIVES
-        )
-        self.block_gaps = make("vllm:kv_block_reuse_gap_seconds", "Between two uses of a cached block.", _LIVES)
-        self.output_lengths = make("vllm:request_generation_tokens", "Tokens of an output.", _COUNTS)
 
     # -- what happens ---------------------------------------------------------------------------------------------
 
     def core_started(self, plan: KVCachePlan, engine: int = 0) -> None:
         """Core number `engine` is ready; it has no requests, and counts from 0."""
         self._cores.start(plan, engine)
+        self._requests.start(engine)
+        for histogram in (self._step_tokens, *self._block_times):
+            histogram.labels(self._model_name, str(engine))
+
+    def request_refused(self) -> None:
+        """Too many requests waited for one more."""
+        self._refusals.inc()
 
     def stalled(self, cause: str) -> None:
         """Nothing moved; `cause` is one of `STALL_CAUSES`."""
         self._stalls.labels(self._model_name, cause).inc()
 
-    def sequence_arrived(self, sequence_id: str, num_prompt_tokens: int, now: float) -> None:
+    def sequence_arrived(
+        self, sequence_id: str, num_prompt_tokens: int, now: float, *, max_tokens: int | None = None
+    ) -> None:
         """A sequence was handed to a core."""
-        self._sequences[sequence_id] = RequestTimes(now, num_prompt_tokens)
-        self.prompt_lengths.observe(num_prompt_tokens)
+        self._sequences[sequence_id] = RequestTimes(now, num_prompt_tokens, max_tokens)
 
-    def sequence_gone(self, sequence_id: str) -> None:
-        """A sequence ended otherwise than by the core's own news."""
-        self._sequences.pop(sequence_id, None)
+    def request_finished(self, reasons: Mapping[str, FinishReason]) -> None:
+        """All sequences of a request have ended well, each for its reason."""
+        ended = {name: times for name in reasons if (times := self._sequences.pop(name, None)) is not None}
+        for name, times in ended.items():
+            self._requests.ended(times, reasons[name])
+        if ended:
+            self._requests.request_ended(list(ended.values()))
 
-    def request_succeeded(self, reason: FinishReason) -> None:
-        """A completion ended for this reason."""
-        self._success.labels(self._model_name, str(reason)).inc()
+    def request_failed(self, sequence_ids: Iterable[str], error: OctavoError | None) -> None:
+        """A request has ended with an error, or its reader went away (None)."""
+        (self.given_up if error is None else self.failures).inc()
+        for sequence_id in sequence_ids:
+            times = self._sequences.pop(sequence_id, None)
+            if times is not None:
+                self._requests.ended(times, FinishReason.ABORT if error is None else FinishReason.ERROR)
 
     def step_ended(self, outputs: EngineCoreOutputs, now: float) -> None:
         """News of one step of one core."""
         num_new = sum(len(output.new_token_ids) for output in outputs.outputs)
-        began = now - outputs.step_s
         for sequence_id in outputs.admitted:
-            times = self._sequences.get(sequence_id)
-            if times is not None and times.admitted is None:
-                times.engine = outputs.engine
-                times.admitted = max(times.arrived, began)
-                self.queue.observe(times.admitted - times.arrived)
+            if (times := self._sequences.get(sequence_id)) is not None:
+                self._requests.admitted(times, outputs.engine, now - outputs.step_s)
         for output in outputs.outputs:
             times = self._sequences.get(output.request_id)
             if times is None:
                 continue
             if output.new_token_ids:
                 if times.first_token is None:
-                    num_cached = max(0, output.num_cached_tokens)
-                    self._cores.add(self._cores.cached_tokens, outputs.engine, num_cached)
-                    self.computed_lengths.observe(times.num_prompt_tokens - num_cached)
-                self._note_tokens(times, len(output.new_token_ids), now)
-            if output.finish_reason is not None:
-                self._finish(self._sequences.pop(output.request_id), now)
+                    times.num_cached = max(0, output.num_cached_tokens)
+                    self._cores.prompt_done(outputs.engine, times.num_prompt_tokens, times.num_cached)
+                self._requests.tokens_came(times, len(output.new_token_ids), now)
+            times.has_ended = output.finish_reason is not None
         if num_new or outputs.num_prompt_tokens:
-            self.step_tokens.observe(num_new + outputs.num_prompt_tokens)
-            self._cores.add(self._cores.prompt_tokens, outputs.engine, outputs.num_prompt_tokens)
+            step_tokens = self._step_tokens.labels(self._model_name, str(outputs.engine))
+            step_tokens.observe(num_new + outputs.num_prompt_tokens)
             self._cores.add(self._cores.generation_tokens, outputs.engine, num_new)
         held = sum(
             times.num_prompt_tokens + times.num_tokens
             for times in self._sequences.values()
-            if times.engine == outputs.engine
+            if times.engine == outputs.engine and not times.has_ended
         )
         self._cores.show(outputs.stats, outputs.engine, held)
         if outputs.cache is not None:
@@ -302,31 +322,10 @@ class EngineMetrics:
 
     def _note_cache(self, figures: CacheFigures, engine: int) -> None:
         self._cores.groups.show(figures, engine)
-        for histogram, seconds in (
-            (self.block_lifetimes, figures.lifetimes_s),
-            (self.block_idle, figures.idle_s),
-            (self.block_gaps, figures.reuse_gaps_s),
-        ):
+        times = (figures.lifetimes_s, figures.idle_s, figures.reuse_gaps_s)
+        for histogram, seconds in zip(self._block_times, times, strict=True):
             for value in seconds:
-                histogram.observe(value)
-
-    def _note_tokens(self, times: RequestTimes, num_tokens: int, now: float) -> None:
-        times.num_tokens += num_tokens
-        if times.first_token is None:
-            times.first_token = now
-            self.ttft.observe(now - times.arrived)
-            self.prefill.observe(now - (times.admitted or times.arrived))
-        elif times.last_token is not None:
-            self.itl.observe((now - times.last_token) / num_tokens)
-        times.last_token = now
-
-    def _finish(self, times: RequestTimes, now: float) -> None:
-        self.e2e.observe(now - times.arrived)
-        self.output_lengths.observe(times.num_tokens)
-        if times.first_token is not None and times.last_token is not None:
-            self.decode.observe(times.last_token - times.first_token)
-            if times.num_tokens > 1:
-                self.tpot.observe((times.last_token - times.first_token) / (times.num_tokens - 1))
+                histogram.labels(self._model_name, str(engine)).observe(value)
 
     def exposition(self) -> bytes:
         """All metrics in Prometheus' text format."""

@@ -22,6 +22,7 @@ from octavo.server.chat import Chats
 from octavo.server.completions import Completions
 from octavo.server.failures import ServerError, failure_of
 from octavo.server.gate import Gate
+from octavo.server.http_series import HttpSeries
 from octavo.server.memory import memory_document
 from octavo.server.page import page
 from octavo.server.settings import ServerSettings
@@ -35,7 +36,7 @@ def make_app(
     """The application, and the gate that its requests pass. The engine must have started before the first request."""
     app = FastAPI(title="Octavo", version=version, docs_url=None, redoc_url=None)
     access = Access(settings.api_keys, shares_prefixes=settings.shares_prefixes)
-    gate = Gate(engine, settings)
+    gate = Gate(engine, settings, on_refusal=metrics.request_refused)
 
     async def identify(request: Request, authorization: Annotated[str | None, Header()] = None) -> None:
         request.state.owner = None
@@ -44,6 +45,7 @@ def make_app(
 
     app.router.dependencies.append(Depends(identify))
     app.add_middleware(_BodyLimit, max_bytes=settings.max_request_bytes)
+    app.add_middleware(HttpSeries, registry=metrics.registry)
     _add_failures(app)
     _add_state(app, engine, gate, metrics, version)
     _add_cache(app, engine)

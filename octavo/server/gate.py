@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
 
 from pydantic import BaseModel
 
@@ -22,11 +22,18 @@ logger = logging.getLogger(__name__)
 
 
 class Gate:
-    """Owns: the number of sequences under way, and which unknown fields were logged. Never: reorders requests."""
+    """Owns: the number of sequences under way, and which unknown fields were logged. Never: reorders requests.
 
-    def __init__(self, engine: AsyncLLM, settings: ServerSettings) -> None:
+    Parameters:
+        on_refusal: called for each request that finds too many waiting.
+    """
+
+    def __init__(
+        self, engine: AsyncLLM, settings: ServerSettings, *, on_refusal: Callable[[], None] = lambda: None
+    ) -> None:
         self._engine = engine
         self._settings = settings
+        self._on_refusal = on_refusal
         self._logged: set[str] = set()
         self.num_sequences = 0
         """Sequences of all requests that have come in and not been answered."""
@@ -69,6 +76,7 @@ class Gate:
         num_new = sum(request.sampling.n for request in requests)
         room = self._engine.max_num_seqs + self._settings.max_waiting
         if self.num_sequences and self.num_sequences + num_new > room:
+            self._on_refusal()
             raise ServerError(
                 429,
                 f"{self.num_sequences} sequences are under way, and this server takes {room}: "

@@ -33,7 +33,9 @@ class MetricsObserver:
         self._num_unfinished += 1
         self._watchdog.request_arrived(self._num_unfinished)
         for sequence in request.sequences():
-            self._metrics.sequence_arrived(sequence.request_id, len(request.prompt_token_ids), now)
+            self._metrics.sequence_arrived(
+                sequence.request_id, len(request.prompt_token_ids), now, max_tokens=sequence.sampling.max_tokens
+            )
 
     def step_ended(self, outputs: EngineCoreOutputs, now: float) -> None:
         """News of one step."""
@@ -43,18 +45,22 @@ class MetricsObserver:
 
     def request_finished(self, output: RequestOutput, now: float) -> None:
         """Some sequences may have ended by a stop string, of which the core does not know."""
-        for completion in output.outputs:
-            if completion.finish_reason is not None:
-                self._metrics.request_succeeded(completion.finish_reason)
-        self._forget(output.request_id, len(output.outputs))
+        self._num_unfinished -= 1
+        names = _sequence_ids(output.request_id, len(output.outputs))
+        self._metrics.request_finished(
+            {
+                names[completion.index]: completion.finish_reason
+                for completion in output.outputs
+                if completion.finish_reason is not None
+            }
+        )
 
     def request_failed(self, request: PromptRequest, error: OctavoError | None, now: float) -> None:
         """It ended with an error, or its reader went away."""
-        (self._metrics.given_up if error is None else self._metrics.failures).inc()
-        self._forget(request.request_id, request.sampling.n)
-
-    def _forget(self, request_id: str, num_sequences: int) -> None:
         self._num_unfinished -= 1
-        self._metrics.sequence_gone(request_id)
-        for index in range(num_sequences if num_sequences > 1 else 0):
-            self._metrics.sequence_gone(f"{request_id}.{index}")
+        self._metrics.request_failed(_sequence_ids(request.request_id, request.sampling.n), error)
+
+
+def _sequence_ids(request_id: str, num_sequences: int) -> list[str]:
+    """As `PromptRequest.sequences` calls them."""
+    return [request_id] if num_sequences == 1 else [f"{request_id}.{index}" for index in range(num_sequences)]

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import msgspec
 import pytest
 
+from octavo.errors import EngineDeadError
 from octavo.messages import CacheFigures, EngineCoreOutput, EngineCoreOutputs, SchedulerStats
 from octavo.observe.metrics import EngineMetrics, ThroughputMeter
 from octavo.request import FinishReason
@@ -50,11 +52,12 @@ def _value(metrics: EngineMetrics, name: str, **labels: str) -> float:
 
 
 def test_the_times_of_a_request(metrics: EngineMetrics) -> None:
-    metrics.sequence_arrived("a", 10, now=100.0)
+    metrics.sequence_arrived("a", 10, now=100.0, max_tokens=3)
     metrics.step_ended(_step([], admitted=["a"], step_s=0.5, num_prompt_tokens=6), now=102.5)
     metrics.step_ended(_step([_token("a", cached=4)], num_prompt_tokens=4), now=103.0)
     metrics.step_ended(_step([_token("a")]), now=103.25)
     metrics.step_ended(_step([_token("a", FinishReason.LENGTH)]), now=104.0)
+    metrics.request_finished({"a": FinishReason.LENGTH})
     for name, value in (
         ("vllm:request_queue_time_seconds_sum", 2.0),
         ("vllm:request_prefill_time_seconds_sum", 1.0),
@@ -66,6 +69,11 @@ def test_the_times_of_a_request(metrics: EngineMetrics) -> None:
         ("vllm:e2e_request_latency_seconds_sum", 4.0),
         ("vllm:request_prompt_tokens_sum", 10.0),
         ("vllm:request_generation_tokens_sum", 3.0),
+        ("vllm:request_max_num_generation_tokens_sum", 3.0),
+        ("vllm:request_params_max_tokens_sum", 3.0),
+        ("vllm:request_params_n_sum", 1.0),
+        ("vllm:request_inference_time_seconds_sum", 2.0),
+        ("vllm:time_per_output_token_seconds_sum", 1.0),
         ("vllm:prompt_tokens_total", 10.0),
         ("vllm:prompt_tokens_cached_total", 4.0),
         ("vllm:generation_tokens_total", 3.0),
@@ -73,6 +81,40 @@ def test_the_times_of_a_request(metrics: EngineMetrics) -> None:
         ("vllm:request_prefill_kv_computed_tokens_sum", 6.0),
     ):
         assert _value(metrics, name) == value, name
+
+
+def test_prompt_tokens_are_those_of_prompts_whatever_the_cache_held(metrics: EngineMetrics) -> None:
+    """A dashboard divides the cached ones by them; those computed again after a preemption are no prompt's."""
+    metrics.sequence_arrived("a", 100, now=0.0)
+    metrics.step_ended(_step([], admitted=["a"], num_prompt_tokens=10), now=1.0)
+    metrics.step_ended(_step([], num_prompt_tokens=10), now=2.0)
+    assert _value(metrics, "vllm:prompt_tokens_total") == 0
+    metrics.step_ended(_step([_token("a", cached=90)], num_prompt_tokens=10), now=3.0)
+    metrics.step_ended(_step([_token("a")], num_prompt_tokens=101), now=4.0)
+    assert _value(metrics, "vllm:prompt_tokens_total") == 100
+    assert _value(metrics, "vllm:prompt_tokens_cached_total") == 90
+    assert _value(metrics, "vllm:prompt_tokens_by_source_total", source="local_cache_hit") == 90
+    assert _value(metrics, "vllm:prompt_tokens_by_source_total", source="local_compute") == 10
+    assert _value(metrics, "vllm:iteration_tokens_total_sum") == 133
+
+
+def test_how_requests_end(metrics: EngineMetrics) -> None:
+    for name in ("a.0", "a.1", "b", "c"):
+        metrics.sequence_arrived(name, 10, now=0.0)
+    metrics.step_ended(_step([_token("a.0"), _token("a.1"), _token("b")], admitted=["a.0", "a.1", "b"]), now=1.0)
+    metrics.step_ended(_step([_token("a.1", FinishReason.LENGTH)]), now=3.0)
+    assert _value(metrics, "octavo:kv_cache_tokens") == 11 + 11, "what has ended holds nothing"
+    metrics.request_finished({"a.0": FinishReason.STOP, "a.1": FinishReason.LENGTH})
+    metrics.request_failed(["b"], None)
+    metrics.request_failed(["c", "never came"], EngineDeadError("x"))
+    ended = {reason: _value(metrics, "vllm:request_success_total", finished_reason=reason) for reason in FinishReason}
+    assert ended == {"stop": 1, "length": 1, "abort": 1, "error": 1}
+    assert _value(metrics, "vllm:e2e_request_latency_seconds_sum") == 1.0 + 3.0
+    assert _value(metrics, "vllm:request_params_n_sum") == 2
+    assert _value(metrics, "vllm:request_max_num_generation_tokens_sum") == 2
+    assert _value(metrics, "octavo:requests_given_up_total") == _value(metrics, "octavo:request_failures_total") == 1
+    metrics.step_ended(_step([]), now=4.0)
+    assert _value(metrics, "octavo:kv_cache_tokens") == 0
 
 
 def test_where_the_cache_stands(metrics: EngineMetrics) -> None:
@@ -86,7 +128,7 @@ def test_where_the_cache_stands(metrics: EngineMetrics) -> None:
     assert _value(metrics, "octavo:kv_cache_free_tokens") == pytest.approx(capacity * 69 / 99)
     assert _value(metrics, "vllm:num_requests_running") == 2
     assert _value(metrics, "vllm:num_requests_waiting") == 1
-    metrics.sequence_gone("a")
+    metrics.request_failed(["a"], None)
     metrics.step_ended(_step([]), now=2.0)
     assert _value(metrics, "octavo:kv_cache_tokens") == 0
 
@@ -125,7 +167,9 @@ def test_cores_are_counted_and_shown_apart(metrics: EngineMetrics) -> None:
     for name, here, there in (
         ("vllm:num_requests_running", 2, 7),
         ("vllm:num_preemptions_total", 0, 4),
-        ("vllm:prompt_tokens_total", 2, 20),
+        ("vllm:prompt_tokens_total", 10, 20),
+        ("vllm:time_to_first_token_seconds_count", 1, 1),
+        ("vllm:iteration_tokens_total_sum", 3, 21),
         ("vllm:prompt_tokens_cached_total", 8, 0),
         ("vllm:prefix_cache_hits_total", 25, 25),
         ("octavo:kv_cache_used_blocks", 30, 90),
@@ -185,22 +229,35 @@ def test_the_lives_of_blocks_and_what_each_group_has(metrics: EngineMetrics) -> 
 
 COUNTERS = """
 prompt_tokens generation_tokens num_preemptions request_success prefix_cache_queries prefix_cache_hits
-prompt_tokens_cached
+prompt_tokens_cached prompt_tokens_by_source
 """
 GAUGES = (
-    "num_requests_running num_requests_waiting num_requests_waiting_by_reason kv_cache_usage_perc cache_config_info"
+    "num_requests_running num_requests_waiting num_requests_waiting_by_reason kv_cache_usage_perc cache_config_info "
+    "gpu_cache_usage_perc engine_sleep_state"
 )
 HISTOGRAMS = """
 time_to_first_token_seconds inter_token_latency_seconds request_time_per_output_token_seconds
 e2e_request_latency_seconds request_queue_time_seconds request_prefill_time_seconds request_decode_time_seconds
+request_inference_time_seconds request_max_num_generation_tokens request_params_max_tokens request_params_n
+time_per_output_token_seconds
 iteration_tokens_total request_prompt_tokens request_generation_tokens request_prefill_kv_computed_tokens
 kv_block_lifetime_seconds kv_block_idle_before_evict_seconds kv_block_reuse_gap_seconds
 """
 
 
 def test_every_name_that_dashboards_ask_for_is_there_from_the_start(metrics: EngineMetrics) -> None:
-    names = {line.partition("{")[0] for line in metrics.exposition().decode().splitlines() if line[0] != "#"}
+    names = {re.split(r"[{ ]", line)[0] for line in metrics.exposition().decode().splitlines() if line[0] != "#"}
     wanted = [f"vllm:{name}_total" for name in COUNTERS.split()]
     wanted += [f"vllm:{name}" for name in GAUGES.split()]
     wanted += [f"vllm:{name}_{end}" for name in HISTOGRAMS.split() for end in ("bucket", "sum", "count")]
+    wanted += ["process_resident_memory_bytes", "process_cpu_seconds_total", "python_info"]
+    wanted += ["vllm:admission_rejections_total"]
     assert [name for name in wanted if name not in names] == []
+    assert _value(metrics, "vllm:engine_sleep_state", sleep_state="awake") == 1
+
+
+def test_a_dashboard_can_filter_every_series_of_vllms_by_model_and_engine(metrics: EngineMetrics) -> None:
+    for line in metrics.exposition().decode().splitlines():
+        if line.startswith("vllm:") and "admission" not in line:
+            assert 'model_name="m"' in line, line
+            assert 'engine="0"' in line, line

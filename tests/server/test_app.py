@@ -101,7 +101,8 @@ def test_metrics_have_the_names_that_dashboards_ask_for(server: RunningServer) -
     text = server.http.get("/metrics").text
     for name in (
         "vllm:prompt_tokens_total", "vllm:generation_tokens_total", "vllm:num_requests_running",
-        "vllm:kv_cache_usage_perc", "vllm:time_to_first_token_seconds_count", "vllm:request_success_total",
+        "http_requests_total", "vllm:kv_cache_usage_perc", "vllm:time_to_first_token_seconds_count",
+        "vllm:request_success_total",
         "octavo:kv_cache_free_tokens",
     ):  # fmt: skip
         assert f"\n{name}{{" in text
@@ -163,6 +164,8 @@ def test_too_many_requests_are_told_when_to_come_again(fake_process: None) -> No
             assert answer.status_code == 429
             assert int(answer.headers["retry-after"]) >= 1
             assert "3 sequences" in answer.json()["error"]["message"]
+        assert "vllm:admission_rejections_total{" in (text := server.http.get("/metrics").text)
+        assert 'reason="max_num_queued_reqs"} 2.0' in text
         for thread in threads:
             thread.join()
         assert server.post(COMPLETE, prompt="a").status_code == 200

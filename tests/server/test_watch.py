@@ -34,7 +34,9 @@ def test_requests_come_and_go() -> None:
     observer.request_failed(requests[1], None, 2.0)
     observer.request_failed(requests[2], EngineDeadError("x"), 2.0)
     text = metrics.exposition().decode()
-    assert 'vllm:request_success_total{finished_reason="stop",model_name="m"} 1.0' in text
+    assert 'vllm:request_success_total{engine="0",finished_reason="stop",model_name="m"} 1.0' in text
+    assert 'vllm:request_success_total{engine="0",finished_reason="abort",model_name="m"} 2.0' in text
+    assert 'vllm:request_success_total{engine="0",finished_reason="error",model_name="m"} 3.0' in text
     assert 'octavo:requests_given_up_total{model_name="m"} 1.0' in text
     assert 'octavo:request_failures_total{model_name="m"} 1.0' in text
     assert metrics._sequences == {}
