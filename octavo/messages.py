@@ -130,6 +130,8 @@ class EngineCoreOutput(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """Whether it ended with `stop` because nothing can follow its last token, which belongs to the output then."""
     error: str | None = None
     """The message, when `finish_reason` is `error`."""
+    error_parameter: str | None = None
+    """The field of the request that is to blame; None where none is."""
 
 
 class SchedulerStats(msgspec.Struct, frozen=True, kw_only=True):

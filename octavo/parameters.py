@@ -126,6 +126,8 @@ def _texts(value: Any) -> tuple[str, ...]:
     texts = (value,) if isinstance(value, str) else tuple(_items(() if value is None else value))
     if not all(isinstance(text, str) for text in texts):
         raise TypeError
+    for text in texts:
+        text.encode()  # half a surrogate pair is no character
     return texts
 
 

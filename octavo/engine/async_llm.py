@@ -16,7 +16,7 @@ from octavo.engine.engine_state import EngineState
 from octavo.engine.input_processor import InputProcessor, Prompt, PromptRequest
 from octavo.engine.intake import check_requests
 from octavo.engine.mailbox import Mailbox, grown
-from octavo.engine.observer import EngineObserver, NoObserver
+from octavo.engine.observer import EngineObserver, GuardedObserver, NoObserver
 from octavo.engine.outputs import CompletionOutput, RequestOutput
 from octavo.engine.post_office import PostOffice
 from octavo.engine.preparation import OnStage, prepare
@@ -60,7 +60,7 @@ class AsyncLLM:
     ) -> None:
         self.config = engine_config_from({"model": model, **options})
         self._on_stage = on_stage or _silent
-        self._observer: EngineObserver = observer or NoObserver()
+        self._observer: EngineObserver = GuardedObserver(observer or NoObserver())
         self._max_restarts = max_restarts
         self._restarts = Restarts("engine core", max_restarts)
         self._restarting: asyncio.Task[None] | None = None

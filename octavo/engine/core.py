@@ -259,7 +259,9 @@ class EngineCore:
             if output.request_id in broken:
                 message = broken[output.request_id]
                 self._scheduler.abort_request(output.request_id)
-                news[index] = msgspec.structs.replace(output, finish_reason=FinishReason.ERROR, error=message)
+                news[index] = msgspec.structs.replace(
+                    output, finish_reason=FinishReason.ERROR, error=message, error_parameter="structured_outputs"
+                )
         self.grammars.discard(output.request_id for output in news if output.finish_reason is not None)
         news.extend(refused)
 

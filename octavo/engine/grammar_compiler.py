@@ -31,6 +31,9 @@ milliseconds for a token. Names of llguidance's; its own defaults let a schema o
 MAX_KEPT = 32
 """Compiled grammars that are kept, those used last."""
 
+_PLAINLY = {"NoExtensionBias": "it speaks of itself without an end, so that no text has it"}
+"""What the library says -> what it means."""
+
 _REMEDY = "Mend it, or ask for a simpler one."
 
 
@@ -183,6 +186,7 @@ def _refusal(params: StructuredOutputsParams, reason: str) -> RequestError:
     (kind,) = (name for name in ("json", "regex", "choice", "grammar", "json_object") if getattr(params, name))
     what = {"json": "JSON schema", "regex": "regular expression", "json_object": "whitespace_pattern"}.get(kind, kind)
     short = " ".join(reason.partition("<non-verbose/>")[0].split())
+    short = _PLAINLY.get(short, short)
     short = short if len(short) <= 200 else f"{short[:197]}..."
     return RequestError(
         f"The {what} in structured_outputs cannot be used: {short.rstrip('.')}.",

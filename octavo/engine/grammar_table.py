@@ -139,4 +139,4 @@ def _without_ends(mask: bytes, request: Request) -> bytes:
 
 def _short(reason: str) -> str:
     text = " ".join(reason.partition("<non-verbose/>")[0].split())
-    return f"The grammar of the output met a limit: {text[:200]}"
+    return f"The form in structured_outputs is too large to follow: {text[:200].rstrip('.')}. Ask for a simpler one."

@@ -115,6 +115,11 @@ class InputProcessor:
         wanted = SamplingParams(**self._defaults) if sampling_params is None else sampling_params
         params = _one_each(wanted, len(listed), "sampling_params", SamplingParams)
         priorities = _one_each(priority, len(listed), "priority", int)
+        for given in priorities:
+            if not -(2**63) <= given < 2**63:
+                raise RequestError(
+                    f"priority is {given!r:.60}.", remedy="It must be from -2**63 to 2**63 - 1.", parameter="priority"
+                )
         requests = []
         for index, (prompt, sampling, prompt_priority) in enumerate(zip(listed, params, priorities, strict=True)):
             try:

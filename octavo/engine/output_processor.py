@@ -21,7 +21,7 @@ from octavo.engine.outputs import (
     RequestMetrics,
     RequestOutput,
 )
-from octavo.errors import InvariantError
+from octavo.errors import ExecutorError, InvariantError, OctavoError, RequestError
 from octavo.messages import EngineCoreOutput, EngineCoreRequest, TokenLogprobs
 from octavo.request import BeamSearchParams, FinishReason
 
@@ -50,10 +50,17 @@ class StepOutputs(msgspec.Struct, frozen=True, kw_only=True):
     updates: list[CompletionUpdate]
     finished: list[RequestOutput]
     """Requests whose last completion ended in this step."""
-    failed: list[tuple[str, str]]
-    """(request id, message) of requests that the core gave up; they are forgotten here."""
+    failed: list[tuple[str, OctavoError]]
+    """(request id, what it ends with) of requests that the core gave up; they are forgotten here."""
     abort: list[str]
     """Core request ids that must not run on."""
+
+
+def _error_of(output: EngineCoreOutput) -> OctavoError:
+    message = output.error or "The request failed."
+    if output.error_parameter is not None:
+        return RequestError(message, parameter=output.error_parameter)
+    return ExecutorError(message)
 
 
 class OutputProcessor:
@@ -103,7 +110,7 @@ class OutputProcessor:
             if output.finish_reason is FinishReason.ERROR:
                 request_id = completion.state.request.request_id
                 step.abort.extend(key for key in self._forget(request_id) if key != output.request_id)
-                step.failed.append((request_id, output.error or "The request failed."))
+                step.failed.append((request_id, _error_of(output)))
                 continue
             update = completion.add(output, now)
             step.updates.append(update)

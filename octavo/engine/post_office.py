@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 
 from octavo.engine.detokenizer import Decoder
@@ -12,6 +13,8 @@ from octavo.engine.observer import EngineObserver
 from octavo.engine.output_processor import OutputProcessor
 from octavo.errors import ExecutorError, OctavoError, RequestError
 from octavo.messages import EngineCoreOutputs, EngineCoreRequest
+
+logger = logging.getLogger(__name__)
 
 
 class PostOffice:
@@ -82,9 +85,19 @@ class PostOffice:
             self.fail(number, error)
 
     def deliver(self, outputs: EngineCoreOutputs) -> list[str]:
-        """Put one step's news into the mailboxes."""
+        """Put one step's news into the mailboxes. Where that fails by accident, each request in it does."""
         now = time.perf_counter()
         self._observer.step_ended(outputs, now)
+        try:
+            return self._deliver(outputs, now)
+        except Exception:
+            logger.exception("The news of a step cannot be used: the requests in it end.")
+            error = ExecutorError(
+                "What the engine core said of the request cannot be used.", remedy="The server's log has the details."
+            )
+            return [left for output in outputs.outputs for left in self.fail(output.request_id, error)]
+
+    def _deliver(self, outputs: EngineCoreOutputs, now: float) -> list[str]:
         step = self._texts.process(outputs.outputs, now=now)
         abort = list(step.abort)
         for update in step.updates:
@@ -94,8 +107,8 @@ class PostOffice:
             self._close(mailbox)
             self._observer.request_finished(output, now)
             mailbox.finish(output)
-        for request_id, message in step.failed:
-            abort += self.fail(request_id, ExecutorError(message))
+        for request_id, error in step.failed:
+            abort += self.fail(request_id, error)
         return abort
 
     def _close(self, mailbox: Mailbox) -> list[str]:

@@ -120,7 +120,7 @@ class Run:
         step = self._processor.process(outputs.outputs, now=now)
         if step.abort:
             self._client.abort_requests(step.abort)
-        for request_id, message in step.failed:
-            raise name_prompt(RequestError(message), self.index_of[request_id], len(self.requests))
+        for request_id, error in step.failed:
+            raise name_prompt(RequestError(str(error)), self.index_of[request_id], len(self.requests))
         self._done.update((output.request_id, output) for output in step.finished)
         return step.updates

@@ -17,7 +17,6 @@ from prometheus_client import (
     generate_latest,
 )
 
-from octavo.errors import OctavoError
 from octavo.kv.planner import KVCachePlan
 from octavo.messages import CacheFigures, EngineCoreOutputs, SchedulerStats
 from octavo.observe.group_series import GroupSeries
@@ -283,13 +282,13 @@ class EngineMetrics:
         if ended:
             self._requests.request_ended(list(ended.values()))
 
-    def request_failed(self, sequence_ids: Iterable[str], error: OctavoError | None) -> None:
-        """A request has ended with an error, or its reader went away (None)."""
-        (self.given_up if error is None else self.failures).inc()
+    def request_failed(self, sequence_ids: Iterable[str], reason: FinishReason) -> None:
+        """A request has ended with an error, or its reader went away (`abort`)."""
+        (self.given_up if reason is FinishReason.ABORT else self.failures).inc()
         for sequence_id in sequence_ids:
             times = self._sequences.pop(sequence_id, None)
             if times is not None:
-                self._requests.ended(times, FinishReason.ABORT if error is None else FinishReason.ERROR)
+                self._requests.ended(times, reason)
 
     def step_ended(self, outputs: EngineCoreOutputs, now: float) -> None:
         """News of one step of one core."""
@@ -303,7 +302,7 @@ class EngineMetrics:
                 continue
             if output.new_token_ids:
                 if times.first_token is None:
-                    times.num_cached = max(0, output.num_cached_tokens)
+                    times.num_cached = min(max(0, output.num_cached_tokens), times.num_prompt_tokens)
                     self._cores.prompt_done(outputs.engine, times.num_prompt_tokens, times.num_cached)
                 self._requests.tokens_came(times, len(output.new_token_ids), now)
             times.has_ended = output.finish_reason is not None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from typing import Annotated, Any
 
@@ -20,12 +21,13 @@ from octavo.server.answers import unix_time
 from octavo.server.bodies import ChatBody, CompletionBody, DetokenizeBody, TokenizeBody
 from octavo.server.chat import Chats
 from octavo.server.completions import Completions
-from octavo.server.failures import ServerError, failure_of
+from octavo.server.failures import ServerError, failure_of, speaking_of
 from octavo.server.gate import Gate
 from octavo.server.http_series import HttpSeries
 from octavo.server.memory import memory_document
 from octavo.server.page import page
 from octavo.server.settings import ServerSettings
+from octavo.server.unreadable import UNREADABLE, refusal_of
 
 logger = logging.getLogger(__name__)
 
@@ -67,7 +69,9 @@ def _add_generation(app: FastAPI, engine: AsyncLLM, gate: Gate, access: Access, 
 
     @app.post("/tokenize")
     async def tokenize(body: TokenizeBody) -> dict[str, Any]:
-        return _tokenize(engine, gate, chats, body)
+        gate.note_unknown(body)
+        gate.check_model(body.model)
+        return await asyncio.to_thread(_tokenize, engine, chats, body)
 
     @app.post("/detokenize")
     async def detokenize(body: DetokenizeBody) -> dict[str, Any]:
@@ -80,17 +84,17 @@ def _add_generation(app: FastAPI, engine: AsyncLLM, gate: Gate, access: Access, 
             raise ServerError(
                 400, f"{strange[0]} in tokens is no token id: they go from 0 to {size - 1}.", param="tokens"
             )
-        return {"prompt": tokenizer.decode(body.tokens, skip_special_tokens=False)}
+        text = await asyncio.to_thread(tokenizer.decode, body.tokens, skip_special_tokens=False)
+        return {"prompt": text}
 
 
-def _tokenize(engine: AsyncLLM, gate: Gate, chats: Chats, body: TokenizeBody) -> dict[str, Any]:
-    gate.note_unknown(body)
-    gate.check_model(body.model)
+def _tokenize(engine: AsyncLLM, chats: Chats, body: TokenizeBody) -> dict[str, Any]:
     if (body.prompt is None) == (body.messages is None):
         raise ServerError(400, "Give either prompt or messages.", param="prompt")
     tokenizer = engine.get_tokenizer()
-    text = chats.render(body) if body.prompt is None else body.prompt
-    check_text(text, "The prompt")
+    with speaking_of("messages" if body.prompt is None else "prompt"):
+        text = chats.render(body) if body.prompt is None else body.prompt
+        check_text(text, "The prompt")
     # A template writes its marks itself.
     special = body.add_special_tokens if body.add_special_tokens is not None else body.prompt is not None
     tokens = tokenizer.encode(text, add_special_tokens=special)
@@ -182,14 +186,12 @@ def _add_failures(app: FastAPI) -> None:
 
     @app.exception_handler(RequestValidationError)
     async def explain(request: Request, error: RequestValidationError) -> Response:
-        first = error.errors()[0]
-        place = [str(part) for part in first["loc"] if part not in ("body", "query", "path")]
-        where = ".".join(place)
-        message = f"{where}: {first['msg']}." if where else f"The request body cannot be read: {first['msg']}."
-        return ServerError(400, message, param=place[0] if place else None).response()
+        return refusal_of(error.errors()).response()
 
     @app.exception_handler(HTTPException)
     async def relay(request: Request, error: HTTPException) -> Response:
+        if error.status_code == 400:  # the framework's word for a body that its JSON reader gives up
+            return ServerError(400, UNREADABLE).response()
         kind = "not_found_error" if error.status_code == 404 else "invalid_request_error"
         response = ServerError(error.status_code, f"{error.detail}: {request.url.path}", kind=kind).response()
         response.headers.update(error.headers or {})

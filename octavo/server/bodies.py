@@ -10,6 +10,7 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from octavo.parameters import shown
 from octavo.request import SamplingParams
 from octavo.server.failures import ServerError
 from octavo.server.output_forms import wanted_form
@@ -86,13 +87,17 @@ class GenerationBody(BaseModel):
         fields |= more
         check_limit("n", fields.get("n", 1), settings.max_completions)
         stops = [self.stop] if isinstance(self.stop, str) else self.stop or []
-        check_limit("stop", len(stops), settings.max_stops)
-        check_limit("stop", max(map(len, stops), default=0), 100 * settings.max_stops)
+        check_limit("stop", len(stops), settings.max_stops, "texts")
+        check_limit("stop", max(map(len, stops), default=0), 100 * settings.max_stops, "characters in one text")
         for name in ("logprobs", "prompt_logprobs"):
-            wanted = fields.get(name)
-            if wanted is not None and settings.max_logprobs >= 0:
-                check_limit(name, wanted if wanted >= 0 else 2**31, settings.max_logprobs)
+            check_logprobs(name, fields.get(name), settings)
         return SamplingParams(**fields)
+
+    def names_of_forms(self) -> dict[str, str]:
+        """What the client called the form of its output, where not `structured_outputs`."""
+        if self.structured_outputs is not None:
+            return {}
+        return {"structured_outputs": "response_format" if self.response_format is not None else "tools"}
 
     @property
     def wants_usage(self) -> bool:
@@ -156,10 +161,22 @@ class DetokenizeBody(BaseModel):
     tokens: list[int]
 
 
-def check_limit(name: str, given: int, limit: int) -> None:
-    """Raises `ServerError` (400) where a number is above a limit of the server."""
+def check_limit(name: str, given: int, limit: int, unit: str = "") -> None:
+    """Raises `ServerError` (400) where a number, or how many of `unit` a field has, is above a limit of the server."""
     if given > limit:
-        raise ServerError(400, f"{name} is {given}, and this server allows {limit}.", param=name)
+        said = f"has {given} {unit}" if unit else f"is {shown(given)}"
+        raise ServerError(400, f"{name} {said}, and this server allows at most {limit}.", param=name)
+
+
+def check_logprobs(name: str, given: int | None, settings: ServerSettings) -> None:
+    """Raises `ServerError` (400) for more log probabilities than the server allows; -1 is those of every token."""
+    if given is None or settings.max_logprobs < 0:
+        return
+    if given < 0:
+        raise ServerError(
+            400, f"{name} is {shown(given)}, and this server allows 0 to {settings.max_logprobs}.", param=name
+        )
+    check_limit(name, given, settings.max_logprobs)
 
 
 def _token_id(text: str) -> int:

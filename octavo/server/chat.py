@@ -11,8 +11,9 @@ from octavo.engine.conversation import list_conversations
 from octavo.engine.input_processor import PromptRequest
 from octavo.engine.outputs import CompletionOutput, RequestOutput
 from octavo.server.answers import chat_logprobs
-from octavo.server.bodies import ChatBody, TokenizeBody
+from octavo.server.bodies import ChatBody, TokenizeBody, check_logprobs
 from octavo.server.endpoint import Answer, Endpoint
+from octavo.server.failures import speaking_of
 from octavo.server.output_forms import wanted_form
 from octavo.server.turn_parser import TurnParser, TurnPiece
 from octavo.server.turn_reading import TurnReading, checked_tools, turn_reading, with_loaded_arguments
@@ -26,7 +27,8 @@ class Chats(Endpoint):
         """The answer. Raises `ServerError` and `OctavoError` for what is refused."""
         self.gate.note_unknown(body)
         self.gate.check_model(body.model)
-        prompt = self.render(body)
+        with speaking_of("messages"):
+            prompt = self.render(body)
         tokenizer = self.engine.get_tokenizer()
         reading = turn_reading(self.settings, tokenizer, body, prompt)
         if body.skip_special_tokens is None and reading.needs_special_tokens(tokenizer):
@@ -35,16 +37,23 @@ class Chats(Endpoint):
         max_tokens = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
         num_top = body.top_logprobs if body.logprobs else None
         defaults = self.engine.sampling_defaults
-        sampling = body.sampling(
-            self.settings,
-            defaults,
-            max_tokens=defaults.get("max_tokens") if max_tokens is None else max_tokens,
-            logprobs=(num_top or 0) if body.logprobs else None,
-            structured_outputs=form,
-        )
-        prepared = await self.engine.prepare([prompt], sampling, priority=body.priority or 0, add_special_tokens=False)
-        requests = self.salted(http, body, prepared)
-        return await self.answer(http, body, ChatAnswer(self.gate.names[0], requests, body, reading))
+        names = body.names_of_forms() | {"logprobs": "top_logprobs"}
+        if body.max_completion_tokens is not None:
+            names["max_tokens"] = "max_completion_tokens"
+        with speaking_of("messages", **names):
+            check_logprobs("top_logprobs", num_top, self.settings)
+            sampling = body.sampling(
+                self.settings,
+                defaults,
+                max_tokens=defaults.get("max_tokens") if max_tokens is None else max_tokens,
+                logprobs=(num_top or 0) if body.logprobs else None,
+                structured_outputs=form,
+            )
+            prepared = await self.engine.prepare(
+                [prompt], sampling, priority=body.priority or 0, add_special_tokens=False
+            )
+            requests = self.salted(http, body, prepared)
+            return await self.answer(http, body, ChatAnswer(self.gate.names[0], requests, body, reading))
 
     def _form(self, body: ChatBody, reading: TurnReading) -> StructuredOutputsParams | None:
         """The form that the answer must have. Raises `ServerError` (400) where it can have none."""
@@ -147,5 +156,5 @@ def _opening(number: int) -> dict[str, Any]:
 
 def _variables(given: dict[str, Any] | None) -> dict[str, Any]:
     """What a template may be given beside what the server gives it."""
-    reserved = {"messages", "tools", "add_generation_prompt", "chat_template"}
+    reserved = {"self", "messages", "tools", "add_generation_prompt", "chat_template"}
     return {name: value for name, value in (given or {}).items() if name not in reserved}

@@ -13,7 +13,7 @@ from octavo.engine.tokenizer import Tokenizer
 from octavo.server.answers import completion_logprobs
 from octavo.server.bodies import CompletionBody, check_limit
 from octavo.server.endpoint import Answer, Endpoint
-from octavo.server.failures import ServerError
+from octavo.server.failures import ServerError, speaking_of
 
 
 class Completions(Endpoint):
@@ -27,7 +27,7 @@ class Completions(Endpoint):
             raise ServerError(400, "suffix is not supported: write the whole prompt yourself.", param="suffix")
         if body.best_of is not None and body.best_of != (body.n or 1):
             raise ServerError(400, f"best_of is {body.best_of}; only the value of n is supported.", param="best_of")
-        check_limit("prompt", _num_prompts(body.prompt), self.settings.max_completions)
+        check_limit("prompt", _num_prompts(body.prompt), self.settings.max_completions, "prompts")
         echoes_only = bool(body.echo) and body.max_tokens == 0
         prompt_logprobs = body.logprobs if body.echo and body.prompt_logprobs is None else body.prompt_logprobs
         sampling = body.sampling(
@@ -37,16 +37,17 @@ class Completions(Endpoint):
             logprobs=body.logprobs,
             prompt_logprobs=prompt_logprobs,
         )
-        prepared = await self.engine.prepare(
-            body.prompt,
-            sampling,
-            priority=body.priority or 0,
-            add_special_tokens=body.add_special_tokens is not False,
-        )
-        requests = self.salted(http, body, prepared)
-        return await self.answer(
-            http, body, CompletionAnswer(self.gate.names[0], requests, body, self.engine.get_tokenizer())
-        )
+        with speaking_of("prompt", **body.names_of_forms()):
+            prepared = await self.engine.prepare(
+                body.prompt,
+                sampling,
+                priority=body.priority or 0,
+                add_special_tokens=body.add_special_tokens is not False,
+            )
+            requests = self.salted(http, body, prepared)
+            return await self.answer(
+                http, body, CompletionAnswer(self.gate.names[0], requests, body, self.engine.get_tokenizer())
+            )
 
 
 class CompletionAnswer(Answer):

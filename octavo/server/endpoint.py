@@ -17,7 +17,7 @@ from octavo.server.access import Access
 from octavo.server.answers import DONE, UsageCount, frame, new_id, unix_time
 from octavo.server.bodies import GenerationBody, check_limit
 from octavo.server.event_stream import ClientGoneError, EventStream, merged, unless_gone
-from octavo.server.failures import ServerError, failure_of
+from octavo.server.failures import ServerError, failure_of, speaking_of
 from octavo.server.gate import TIMEOUT_HEADER, Gate
 from octavo.server.settings import ServerSettings
 
@@ -80,13 +80,14 @@ class Endpoint:
 
     def salted(self, http: Request, body: GenerationBody, requests: list[PromptRequest]) -> list[PromptRequest]:
         """`requests` with their owner and his salt. Raises `ServerError` where there are too many, or none."""
-        check_limit("prompt", len(requests), self.settings.max_completions)
+        check_limit("prompt", len(requests), self.settings.max_completions, "prompts")
         if not requests:
             raise ServerError(400, "There is no prompt.", param="prompt")
         if body.cache_salt is not None:
-            check_text(body.cache_salt, "cache_salt")
+            with speaking_of("cache_salt"):
+                check_text(body.cache_salt, "cache_salt")
             if not body.cache_salt:
-                raise ServerError(400, "cache_salt is empty.", param="cache_salt")
+                raise ServerError(400, "cache_salt is empty. Give a text, or leave it out.", param="cache_salt")
         owner = http.state.owner
         salt = self.access.salt_of(owner, body.cache_salt, is_public=body.public_prefix is True)
         return [msgspec.structs.replace(request, cache_salt=salt, owner=owner) for request in requests]

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
+from collections.abc import Iterator
 from typing import Any
 
 import msgspec
@@ -50,6 +52,19 @@ class ServerError(Exception):
         if self.status == 401:
             headers["WWW-Authenticate"] = "Bearer"
         return Response(msgspec.json.encode(self.body()), self.status, headers, "application/json")
+
+
+@contextlib.contextmanager
+def speaking_of(field: str, **names: str) -> Iterator[None]:
+    """Inside, what the engine refuses without naming a field is refused as `field`; and a field that a client called
+    otherwise, such as `max_tokens="max_completion_tokens"`, by the client's name."""
+    try:
+        yield
+    except RequestError as error:
+        found = error.parameter or field
+        name = names.get(found, found)
+        fact = error.fact.replace(found, name, 1)
+        raise RequestError(fact, remedy=error.remedy, parameter=name, **error.numbers) from None
 
 
 def failure_of(error: Exception) -> ServerError:

@@ -6,6 +6,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
+from octavo.errors import RequestError
 from octavo.server.failures import ServerError
 from octavo.structured_outputs import StructuredOutputsParams
 
@@ -29,7 +30,13 @@ def wanted_form(
             "response_format and structured_outputs both ask for a form. Send one of them.",
             param="response_format",
         )
-    return StructuredOutputsParams(**structured_outputs)
+    try:
+        return StructuredOutputsParams(**structured_outputs)
+    except RequestError as error:
+        fact = error.fact.replace("StructuredOutputsParams", "structured_outputs")
+        inner = error.parameter not in (None, "structured_outputs")
+        fact = f"structured_outputs.{fact}" if inner else fact
+        raise RequestError(fact, remedy=error.remedy, parameter="structured_outputs") from None
 
 
 def _of_response_format(response_format: Mapping[str, Any]) -> StructuredOutputsParams | None:
@@ -51,7 +58,11 @@ def _of_response_format(response_format: Mapping[str, Any]) -> StructuredOutputs
             param="response_format",
         )
     form: dict[str, Any] = {"json": schema}
-    return StructuredOutputsParams(**form)
+    try:
+        return StructuredOutputsParams(**form)
+    except RequestError as error:
+        fact = error.fact.replace("json is", "The schema in response_format is", 1)
+        raise RequestError(fact, remedy=error.remedy, parameter="response_format") from None
 
 
 def forced_call(

@@ -10,6 +10,7 @@ import msgspec
 
 from octavo.engine.conversation import Message
 from octavo.engine.tokenizer import Tokenizer
+from octavo.parameters import shown
 from octavo.server.bodies import ChatBody
 from octavo.server.failures import ServerError
 from octavo.server.output_forms import forced_call
@@ -48,8 +49,8 @@ class TurnReading(NamedTuple):
         if self.tools is None:
             raise ServerError(
                 400,
-                "A tool call cannot be forced: there are no tools, or it is not known how this model writes calls "
-                "(--tool-call-parser).",
+                f"tool_choice is {shown(tool_choice)}, which forces a call, and there are no tools, or nobody knows "
+                "how this model writes calls. Send tools, and start the server with the model's --tool-call-parser.",
                 param="tool_choice",
             )
         before, after = (_lark_terms(text, self.tools.marks, tokenizer) for text in self.tools.around)

@@ -7,6 +7,7 @@ from octavo.engine.outputs import RequestOutput
 from octavo.errors import OctavoError
 from octavo.messages import CoreReady, CoreState, EngineCoreOutputs
 from octavo.observe.metrics import EngineMetrics, ThroughputMeter
+from octavo.request import FinishReason
 from octavo.server.watchdog import Watchdog
 
 
@@ -58,7 +59,8 @@ class MetricsObserver:
     def request_failed(self, request: PromptRequest, error: OctavoError | None, now: float) -> None:
         """It ended with an error, or its reader went away."""
         self._num_unfinished -= 1
-        self._metrics.request_failed(_sequence_ids(request.request_id, request.sampling.n), error)
+        reason = FinishReason.ABORT if error is None else FinishReason.ERROR
+        self._metrics.request_failed(_sequence_ids(request.request_id, request.sampling.n), reason)
 
 
 def _sequence_ids(request_id: str, num_sequences: int) -> list[str]:

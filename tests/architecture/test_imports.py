@@ -35,7 +35,9 @@ ALLOWED: dict[str, set[str]] = {
     },
     "evaluate": {"engine", "request", "errors"},
     "observe": {"messages", "kv", "request"},
-    "server": {"engine", "observe", "messages", "kv", "request", "structured_outputs", "config", "errors"},
+    "server": {
+        "engine", "observe", "messages", "kv", "request", "parameters", "structured_outputs", "config", "errors",
+    },
     "cli": {
         "octavo", "server", "evaluate", "engine", "executor", "worker", "planning", "formats", "importing", "kv",
         "request", "messages", "config", "errors",

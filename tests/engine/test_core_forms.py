@@ -94,7 +94,8 @@ def test_one_whose_matcher_breaks_ends_alone(folder: Path) -> None:
     engine.run()
     last = engine.news["broken"][-1]
     assert last.finish_reason is FinishReason.ERROR
-    assert "met a limit" in (last.error or "")
+    assert "is too large to follow" in (last.error or "")
+    assert last.error_parameter == "structured_outputs"
     assert re.fullmatch(PAIRS["regex"], text(engine, "fine"))
     assert engine.tokens("plain") == alone([7], 20)
     assert engine.core.stats().num_used_blocks == 0

@@ -223,7 +223,8 @@ def test_the_state_is_told_between_two_steps(front: Front) -> None:
     front.tell(AskState(number=4))
     told = front.hear_until(StateTold)[-1]
     assert isinstance(told, StateTold)
-    assert (told.number, told.state.stats.num_waiting) == (4, 1)
+    stats = told.state.stats  # on a busy machine a step may have come between the two messages
+    assert (told.number, stats.num_waiting + stats.num_running) == (4, 1)
 
 
 def test_a_core_in_which_nobody_can_run_says_what_it_had(context: zmq.Context[Any]) -> None:

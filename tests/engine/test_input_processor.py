@@ -176,7 +176,7 @@ def test_bad_words_become_token_ids_with_and_without_a_space() -> None:
 
 
 def test_a_bad_word_that_is_no_text_is_refused() -> None:
-    with pytest.raises(RequestError, match=r"A bad word has a lone surrogate \(U\+D800"):
+    with pytest.raises(RequestError, match="bad_words is"):
         _inputs().process("a", SamplingParams(bad_words=("\ud800",)))
 
 

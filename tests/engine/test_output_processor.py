@@ -192,5 +192,6 @@ def test_a_failure_takes_all_completions_of_the_prompt_with_it() -> None:
     first, second = processor.add_request(_request(n=2), now=0.0)
     broken = _news([], first.request_id, finish_reason=FinishReason.ERROR, error="It broke.")
     step = processor.process([broken], now=1.0)
-    assert (step.failed, step.abort) == ([("0", "It broke.")], [second.request_id])
+    ((failed, error),) = step.failed
+    assert (failed, str(error), step.abort) == ("0", "It broke.", [second.request_id])
     assert processor.num_unfinished == 0

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 
+import msgspec
 import pytest
 
 from octavo.engine.input_processor import PromptRequest
@@ -90,6 +91,20 @@ def test_what_still_runs_of_a_request_that_fails_must_be_aborted() -> None:
     asyncio.run(main())
 
 
+def test_a_form_that_is_too_large_is_the_requests_own_fault() -> None:
+    async def main() -> None:
+        office, _ = _office()
+        mailbox, _ = office.open(_request("1"), "mine")
+        (output,) = _news(("1", [], FinishReason.ERROR)).outputs
+        blamed = msgspec.structs.replace(output, error_parameter="structured_outputs")
+        assert office.deliver(EngineCoreOutputs(outputs=[blamed], stats=STATS)) == []
+        with pytest.raises(RequestError, match="It broke") as caught:
+            await mailbox.whole()
+        assert caught.value.parameter == "structured_outputs"
+
+    asyncio.run(main())
+
+
 def test_giving_up_aborts_and_frees_the_name() -> None:
     async def main() -> None:
         office, watcher = _office()
@@ -116,3 +131,24 @@ def test_all_fail_with_their_core() -> None:
         assert len(office) == 0
 
     asyncio.run(main())
+
+
+def test_news_that_cannot_be_used_end_their_requests_and_no_others(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def main() -> None:
+        office, watcher = _office()
+        lame, _ = office.open(_request("1", n=2), "lame")
+        well, _ = office.open(_request("2"), "well")
+        with monkeypatch.context() as patch:
+            patch.setattr(office._texts, "process", lambda *_, **__: 1 // 0)
+            assert office.deliver(_news(("1.0", [66], None), ("unknown", [66], None))) == ["1.0", "1.1"]
+        assert [event for event, _ in watcher.told].count("failed") == 1
+        assert (len(office), lame.has_ended, well.has_ended) == (1, True, False)
+        assert office.deliver(_news(("1.1", [66], None), ("2", [66], FinishReason.LENGTH))) == []
+        assert (await well.whole()).outputs[0].text == "B"
+        with pytest.raises(ExecutorError, match="cannot be used"):
+            await lame.whole()
+
+    asyncio.run(main())
+    assert "The news of a step cannot be used" in caplog.text

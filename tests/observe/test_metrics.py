@@ -8,7 +8,6 @@ from typing import Any
 import msgspec
 import pytest
 
-from octavo.errors import EngineDeadError
 from octavo.messages import CacheFigures, EngineCoreOutput, EngineCoreOutputs, SchedulerStats
 from octavo.observe.metrics import EngineMetrics, ThroughputMeter
 from octavo.request import FinishReason
@@ -105,8 +104,8 @@ def test_how_requests_end(metrics: EngineMetrics) -> None:
     metrics.step_ended(_step([_token("a.1", FinishReason.LENGTH)]), now=3.0)
     assert _value(metrics, "octavo:kv_cache_tokens") == 11 + 11, "what has ended holds nothing"
     metrics.request_finished({"a.0": FinishReason.STOP, "a.1": FinishReason.LENGTH})
-    metrics.request_failed(["b"], None)
-    metrics.request_failed(["c", "never came"], EngineDeadError("x"))
+    metrics.request_failed(["b"], FinishReason.ABORT)
+    metrics.request_failed(["c", "never came"], FinishReason.ERROR)
     ended = {reason: _value(metrics, "vllm:request_success_total", finished_reason=reason) for reason in FinishReason}
     assert ended == {"stop": 1, "length": 1, "abort": 1, "error": 1}
     assert _value(metrics, "vllm:e2e_request_latency_seconds_sum") == 1.0 + 3.0
@@ -128,7 +127,7 @@ def test_where_the_cache_stands(metrics: EngineMetrics) -> None:
     assert _value(metrics, "octavo:kv_cache_free_tokens") == pytest.approx(capacity * 69 / 99)
     assert _value(metrics, "vllm:num_requests_running") == 2
     assert _value(metrics, "vllm:num_requests_waiting") == 1
-    metrics.request_failed(["a"], None)
+    metrics.request_failed(["a"], FinishReason.ABORT)
     metrics.step_ended(_step([]), now=2.0)
     assert _value(metrics, "octavo:kv_cache_tokens") == 0
 

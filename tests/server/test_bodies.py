@@ -35,7 +35,7 @@ def test_values_arrive_as_they_were_sent() -> None:
 def test_limits_are_the_servers() -> None:
     body = CompletionBody(prompt="a")
     assert body.sampling(ServerSettings(max_logprobs=-1), {}, logprobs=-1).logprobs == -1
-    with pytest.raises(ServerError, match="allows 3"):
+    with pytest.raises(ServerError, match="allows at most 3"):
         body.sampling(ServerSettings(max_logprobs=3), {}, prompt_logprobs=4)
     check_limit("n", 3, 3)
 

@@ -42,7 +42,11 @@ def test_a_stream_begins_with_the_role_and_ends_with_the_reason(server: RunningS
 
 def test_the_template_gets_tools_and_variables(server: RunningServer) -> None:
     tools = [{"type": "function", "function": {"name": "look", "parameters": {}}}]
-    body: dict[str, Any] = {"messages": MESSAGES, "tools": tools, "chat_template_kwargs": {"mood": "dry", "tools": 3}}
+    body: dict[str, Any] = {
+        "messages": MESSAGES,
+        "tools": tools,
+        "chat_template_kwargs": {"mood": "dry", "tools": 3, "self": 4},
+    }
     content = server.post(CHAT, **body).json()["choices"][0]["message"]["content"]
     assert content[::-1] == f"<tool>look<mood>dry{PROMPT}"
     content = server.post(CHAT, **body, tool_choice="none").json()["choices"][0]["message"]["content"]
@@ -53,17 +57,22 @@ def test_the_template_gets_tools_and_variables(server: RunningServer) -> None:
     ("body", "param"),
     [
         ({"messages": []}, "messages"),
-        ({"messages": [{"content": "x"}]}, None),
-        ({"messages": [{"role": "user"}]}, None),
+        ({"messages": [{"content": "x"}]}, "messages"),
+        ({"messages": [{"role": "user"}]}, "messages"),
         ({"messages": MESSAGES, "tool_choice": "required"}, "tool_choice"),
         ({"messages": MESSAGES, "response_format": {"type": "json_schema"}}, "response_format"),
-        ({"messages": MESSAGES, "max_completion_tokens": 0}, "max_tokens"),
-        ({"messages": MESSAGES, "logprobs": True, "top_logprobs": 21}, "logprobs"),
+        ({"messages": MESSAGES, "max_completion_tokens": 0}, "max_completion_tokens"),
+        ({"messages": MESSAGES, "max_tokens": 0}, "max_tokens"),
+        ({"messages": MESSAGES, "tool_choice": 5}, "tool_choice"),
+        ({"messages": MESSAGES, "logprobs": True, "top_logprobs": 21}, "top_logprobs"),
+        ({"messages": MESSAGES, "logprobs": True, "top_logprobs": -1}, "top_logprobs"),
     ],
 )
-def test_what_is_refused(server: RunningServer, body: Any, param: str | None) -> None:
+def test_what_is_refused(server: RunningServer, body: Any, param: str) -> None:
     answer = server.post(CHAT, **body)
-    assert (answer.status_code, answer.json()["error"]["param"]) == (400, param)
+    error = answer.json()["error"]
+    assert (answer.status_code, error["param"]) == (400, param)
+    assert param in error["message"]
 
 
 @pytest.fixture(scope="module")

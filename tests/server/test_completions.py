@@ -102,37 +102,63 @@ def test_extras_that_users_of_vllm_send(server: RunningServer) -> None:
     assert answer.json()["choices"][0]["finish_reason"] == "length"
 
 
+def _schema_format(schema: Any) -> dict[str, Any]:
+    return {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}
+
+
 @pytest.mark.parametrize(
     ("body", "param", "words"),
     [
         ({"prompt": "a", "top_p": 7}, "top_p", "top_p is 7.0"),
         ({"prompt": "a", "max_tokens": 0}, "max_tokens", "max_tokens is 0"),
-        ({"prompt": ""}, None, "empty"),
+        ({"prompt": ""}, "prompt", "empty"),
         ({"prompt": []}, "prompt", "no prompt"),
-        ({"prompt": 5}, "prompt", "prompt"),
-        ({}, "prompt", "required"),
-        ({"prompt": "a", "n": 1000}, "n", "allows 128"),
-        ({"prompt": ["a"] * 1000}, "prompt", "allows 128"),
-        ({"prompt": "a", "logprobs": 21}, "logprobs", "allows 20"),
-        ({"prompt": "a", "logprobs": -1}, "logprobs", "allows 20"),
-        ({"prompt": "a", "stop": ["x"] * 65}, "stop", "allows 64"),
-        ({"prompt": "a", "stop": "x" * 6401}, "stop", "allows 6400"),
+        ({"prompt": 5}, "prompt", "prompt is 5. It must be a text, a list of texts, token ids"),
+        ({"prompt": ["a", None]}, "prompt", "prompt is ['a', None]. It must be a text"),
+        ({"prompt": "a", "stop": 5}, "stop", "stop is 5. It must be a text, or a list of texts."),
+        ({"prompt": "a", "temperature": "hot"}, "temperature", "temperature is 'hot'. Input should be a valid number"),
+        ({"prompt": "a", "priority": 2**70}, "priority", "It must be from -2**63 to 2**63 - 1."),
+        ({"prompt": [[]]}, "prompt", "empty"),
+        ({}, "prompt", "prompt is missing."),
+        ({"prompt": "a", "n": 1000}, "n", "n is 1000, and this server allows at most 128."),
+        ({"prompt": ["a"] * 1000}, "prompt", "prompt has 1000 prompts, and this server allows at most 128."),
+        ({"prompt": "a", "logprobs": 21}, "logprobs", "logprobs is 21, and this server allows at most 20."),
+        ({"prompt": "a", "logprobs": -1}, "logprobs", "logprobs is -1, and this server allows 0 to 20."),
+        ({"prompt": "a", "stop": ["x"] * 65}, "stop", "stop has 65 texts, and this server allows at most 64."),
+        ({"prompt": "a", "stop": "x" * 6401}, "stop", "stop has 6401 characters in one text"),
         ({"prompt": "a", "suffix": "b"}, "suffix", "not supported"),
         ({"prompt": "a", "best_of": 3}, "best_of", "best_of is 3"),
         ({"prompt": "a", "logit_bias": {"x": 1}}, "logit_bias", "no token id"),
         ({"prompt": "a", "response_format": {"type": "xml"}}, "response_format", "known are text"),
         ({"prompt": "a", "structured_outputs": {"regex": "(a"}}, "structured_outputs", "unclosed group"),
         ({"prompt": "a", "structured_outputs": {"json": {"type": "foo"}}}, "structured_outputs", "Invalid type"),
-        ({"prompt": "a", "structured_outputs": {"a": 1}}, None, "no field 'a'"),
+        ({"prompt": "a", "structured_outputs": {"a": 1}}, "structured_outputs", "structured_outputs has no field 'a'"),
+        ({"prompt": "a", "structured_outputs": {"regex": 5}}, "structured_outputs", "structured_outputs.regex is 5."),
+        (
+            {"prompt": "a", "structured_outputs": {"json": {"$ref": "#"}}},
+            "structured_outputs",
+            "it speaks of itself without an end",
+        ),
+        (
+            {"prompt": "a", "response_format": _schema_format({"type": "foo"})},
+            "response_format",
+            "The JSON schema in response_format cannot be used: Invalid type: foo.",
+        ),
+        (
+            {"prompt": "a", "response_format": _schema_format({"const": float("inf")})},
+            "response_format",
+            "The schema in response_format is",
+        ),
         ({"prompt": "a", "cache_salt": ""}, "cache_salt", "empty"),
         ({"prompt": "a", "seed": 2**70}, "seed", "seed is"),
-        ({"prompt": [2**70]}, None, "not in the vocabulary"),
+        ({"prompt": [2**70]}, "prompt", "not in the vocabulary"),
         ({"prompt": [2, 5]}, "n", "The core refuses it"),
     ],
 )
-def test_what_is_refused_names_its_field(server: RunningServer, body: Any, param: str | None, words: str) -> None:
+def test_what_is_refused_names_its_field(server: RunningServer, body: Any, param: str, words: str) -> None:
+    headers = {"content-type": "application/json"}
     for stream in (False, True):
-        answer = server.post("/v1/completions", **body, stream=stream)
+        answer = server.http.post("/v1/completions", content=json.dumps({**body, "stream": stream}), headers=headers)
         assert answer.status_code == 400, answer.text
         error = answer.json()["error"]
         assert words in error["message"]
@@ -154,11 +180,25 @@ def test_another_model_is_not_found(server: RunningServer) -> None:
     assert server.post("/v1/completions", model="other", prompt="a").json()["model"] == "fake"
 
 
-@pytest.mark.parametrize("content", [b"{", b"[]", b"\xff", b'"x"'])
-def test_what_is_no_json_is_refused_as_such(server: RunningServer, content: bytes) -> None:
-    answer = server.http.post("/v1/completions", content=content, headers={"content-type": "application/json"})
-    assert answer.status_code == 400
-    assert answer.json()["error"]["type"] == "invalid_request_error"
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (b"{", "The request body is no JSON: "),
+        (b"", "Send one, with the header Content-Type: application/json."),
+        (b"[]", "Send one, with the header Content-Type: application/json."),
+        (b'"x"', "Send one, with the header Content-Type: application/json."),
+        (b"null", "Send one, with the header Content-Type: application/json."),
+        (b'{"prompt": "\xff"}', "Send JSON in UTF-8, with fewer levels and shorter numbers."),
+        (b'{"prompt": ' + b"[" * 100_000 + b"]" * 100_000 + b"}", "Send JSON in UTF-8, with fewer levels"),
+        (b'{"prompt": "a", "max_tokens": ' + b"9" * 5000 + b"}", "Send JSON in UTF-8, with fewer levels"),
+    ],
+)
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions", "/tokenize", "/detokenize"])
+def test_what_is_no_json_is_refused_as_such(server: RunningServer, path: str, content: bytes, words: str) -> None:
+    answer = server.http.post(path, content=content, headers={"content-type": "application/json"})
+    error = answer.json()["error"]
+    assert (answer.status_code, error["type"], error["param"]) == (400, "invalid_request_error", None)
+    assert words in error["message"]
 
 
 @pytest.mark.parametrize("field", ["prompt", "stop", "cache_salt", "bad_words", "user"])
@@ -168,4 +208,5 @@ def test_half_a_character_is_refused_wherever_it_matters(server: RunningServer, 
     content, headers = f'{{{prompt}"{field}": {value}}}', {"content-type": "application/json"}
     answer = server.http.post("/v1/completions", content=content, headers=headers)
     assert answer.status_code == (200 if field == "user" else 400), answer.text
+    assert field == "user" or answer.json()["error"]["param"] == field
     server.until(server.is_idle)

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import re
 
+import httpx
+
 from tests.server.running import RunningServer, running
 
 
 def _counts(server: RunningServer) -> dict[tuple[str, str, str], float]:
     """(handler, method, status) -> requests."""
     pattern = r'http_requests_total\{handler="([^"]*)",method="([^"]*)",status="([^"]*)"\} (.*)'
-    return {found[:3]: float(found[3]) for found in re.findall(pattern, server.http.get("/metrics").text)}
+    return {found[:3]: float(found[3]) for found in re.findall(pattern, httpx.get(f"{server.url}/metrics").text)}
 
 
 def test_requests_are_counted_by_route_and_status(fake_process: None) -> None:

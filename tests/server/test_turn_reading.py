@@ -117,7 +117,7 @@ def test_a_forced_call_is_written_as_the_model_writes_calls(parser: str, special
 @pytest.mark.parametrize(
     ("fields", "choice", "words"),
     [
-        ({}, "required", "cannot be forced"),
+        ({}, "required", "tool_choice is 'required', which forces a call, and"),
         ({"tools": TOOLS}, "always", "may be none, auto, required"),
         ({"tools": TOOLS}, {"type": "function", "function": {"name": "no"}}, "no such tool"),
     ],
