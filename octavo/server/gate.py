@@ -18,6 +18,9 @@ from octavo.server.settings import ServerSettings
 TIMEOUT_HEADER = "X-Request-Timeout"
 """The seconds that a client gives its request."""
 
+_MAX_LOGGED = 1000
+"""Unknown fields of which is known that they were logged; more are not."""
+
 logger = logging.getLogger(__name__)
 
 
@@ -57,11 +60,14 @@ class Gate:
             )
 
     def note_unknown(self, body: BaseModel) -> None:
-        """Log each field that nothing here knows, the first time it comes."""
-        for name in set(body.model_extra or ()) - self._logged:
-            if len(self._logged) < 1000:
-                self._logged.add(name)
-                logger.warning("Requests have the field %.80r, which has no effect here.", name)
+        """Log the fields that nothing here knows, the first time each comes: one line for a request."""
+        names = sorted(set(body.model_extra or ()) - self._logged)[: _MAX_LOGGED - len(self._logged)]
+        if not names:
+            return
+        self._logged.update(names)
+        told = ", ".join(f"{name!r:.80}" for name in names[:10]) + (f" and {len(names) - 10} more" * (len(names) > 10))
+        subject = f"fields {told}, which have" if len(names) > 1 else f"field {told}, which has"
+        logger.warning("Requests have the %s no effect here.", subject)
 
     @contextlib.asynccontextmanager
     async def passing(self, requests: list[PromptRequest]) -> AsyncIterator[None]:

@@ -10,6 +10,7 @@ import pytest
 
 from octavo.engine.input_processor import PromptRequest
 from octavo.request import SamplingParams
+from octavo.server.bodies import TokenizeBody
 from octavo.server.failures import ServerError
 from octavo.server.gate import Gate
 from octavo.server.settings import ServerSettings
@@ -51,6 +52,21 @@ def test_one_request_that_is_larger_than_the_line_runs_alone() -> None:
             assert gate.num_sequences == 64
 
     asyncio.run(main())
+
+
+def test_what_is_unknown_is_told_once_in_one_line(caplog: pytest.LogCaptureFixture) -> None:
+    gate = Gate(ENGINE, ServerSettings())
+    for fields in ({"b": 1, "a": 2}, {"a": 1}, {f"f{number:02}": 1 for number in range(12)}, {"x" * 2000: 1}):
+        gate.note_unknown(TokenizeBody(prompt="x", **fields))  # type: ignore[arg-type]
+    listed = ", ".join(f"'f{number:02}'" for number in range(10))
+    assert [record.getMessage() for record in caplog.records] == [
+        "Requests have the fields 'a', 'b', which have no effect here.",
+        f"Requests have the fields {listed} and 2 more, which have no effect here.",
+        f"Requests have the field '{'x' * 79}, which has no effect here.",
+    ]
+    gate.note_unknown(TokenizeBody(prompt="x", **{f"g{number}": 1 for number in range(5000)}))  # type: ignore[arg-type]
+    gate.note_unknown(TokenizeBody(prompt="x", one_more=1))  # type: ignore[call-arg]
+    assert len(caplog.records) == 4
 
 
 def test_the_model_has_the_names_it_is_served_by() -> None:
