@@ -27,6 +27,7 @@ from typing import Any, NamedTuple
 from benchmarks.compare import weights_folder
 from benchmarks.comparison import spread
 from benchmarks.machine import ROOT, in_line, machine
+from benchmarks.processes import end_children_when_terminated
 from benchmarks.sides import peer_environment
 
 READY_S = 300
@@ -173,6 +174,7 @@ def table(runs: dict[str, list[dict[str, Any]]]) -> str:
 def main() -> None:
     """Run what the command line says."""
     given = read_flags()
+    end_children_when_terminated()
     weights = weights_folder(given.model) / "hf"
     facts = in_line(machine())
     with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
