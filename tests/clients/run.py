@@ -15,6 +15,8 @@ import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 
+from benchmarks.compare import weights_folder
+
 ROOT = Path(__file__).resolve().parent.parent.parent
 CONTEXT, CONTINUATIONS = "The capital of France is", [" Paris", " Berlin", " a small blue fish"]
 TIMEOUT_S = 600
@@ -75,10 +77,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--clients-python", type=Path, required=True, help="of an environment made by make.sh")
     parser.add_argument("--model", default="demo-smollm2")
-    parser.add_argument("--tokenizer", type=Path, help="a folder with tokenizer.json, for guidellm")
+    parser.add_argument("--tokenizer", type=Path, help="for guidellm, a folder; else made of the model")
     parser.add_argument("--only", action="append", choices=names(), help="may be given several times")
     given = parser.parse_args()
     wanted = given.only or names()
+    tokenizer = given.tokenizer
+    if tokenizer is None and "guidellm" in wanted:
+        tokenizer = weights_folder(given.model) / "hf"
     failed = []
     with tempfile.TemporaryDirectory() as folder:
         figures = offline_figures(given.model) if "lm_eval" in wanted else []
@@ -87,7 +92,7 @@ def main() -> None:
                 "OCTAVO_URL": url,
                 "OCTAVO_MODEL": given.model,
                 "OCTAVO_FOLDER": folder,
-                "OCTAVO_TOKENIZER": str(given.tokenizer.resolve()) if given.tokenizer else "",
+                "OCTAVO_TOKENIZER": str(tokenizer.resolve()) if tokenizer else "",
                 "OCTAVO_FIGURES": json.dumps([CONTEXT, CONTINUATIONS, figures]),
                 "HF_HUB_OFFLINE": "1",
                 "HF_HOME": folder,
