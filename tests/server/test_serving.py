@@ -56,11 +56,12 @@ class Served:
             time.sleep(0.05)
         self.children = psutil.Process(self.process.pid).children()
 
-    def ask(self) -> tuple[threading.Thread, list[httpx.Response]]:
+    def ask(self, **more: Any) -> tuple[threading.Thread, list[httpx.Response]]:
         """A request under way."""
         answers: list[httpx.Response] = []
+        body = LONG | more
         thread = threading.Thread(
-            target=lambda: answers.append(httpx.post(f"{self.url}/v1/completions", json=LONG, timeout=30))
+            target=lambda: answers.append(httpx.post(f"{self.url}/v1/completions", json=body, timeout=60))
         )
         thread.start()
         deadline = time.monotonic() + 10
@@ -103,13 +104,13 @@ def test_sigterm_lets_requests_end_and_leaves_nothing() -> None:
 
 def test_a_second_signal_does_not_wait() -> None:
     with served("fake-slow", "--no-access-log") as server:
-        thread, answers = server.ask()
+        thread, answers = server.ask(prompt="a" * 900, max_tokens=900)
         asked = time.monotonic()
         server.process.send_signal(signal.SIGINT)
         time.sleep(0.3)
         err = server.end()
         thread.join(10)
-        assert time.monotonic() - asked < 1.9, "the request takes two seconds"
+        assert time.monotonic() - asked < 15, "the request takes eighteen seconds"
         assert not answers or answers[0].status_code != 200
         assert "a second time" in err
 
