@@ -8,7 +8,7 @@ a model with small weights returns, is looked for in the queries and keys themse
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -84,7 +84,8 @@ class Trial:
     @part("try_whole_model")
     def __init__(self, whole: Any, device: torch.device) -> None:
         self._name = type(whole).__name__
-        self._whole = _run(whole, self._name, device)
+        self._head_sizes = _head_sizes(whole)
+        self._whole = _run(whole, self._name, device, {})
         self.behind = {
             path: source
             for path, given in self._whole.vectors.items()
@@ -99,7 +100,8 @@ class Trial:
 
         Every rank gets the same answer, or all of them one that is not None.
         """
-        found = self._difference(_run(divided, self._name, self._whole.logits.device), divided, peers)
+        run = _run(divided, self._name, self._whole.logits.device, self._head_sizes)
+        found = self._difference(run, divided, peers)
         verdict = torch.tensor([0.0 if found is None else 1.0], device=self._whole.logits.device)
         if float(peers.all_reduce(verdict)) and found is None:
             return "computes something else on another rank"
@@ -117,15 +119,25 @@ class Trial:
         return "computes other logits" if _differ(run.logits, self._whole.logits) else None
 
 
-def _run(model: Any, name: str, device: torch.device) -> _Run:
+def _run(model: Any, name: str, device: torch.device, head_sizes: Mapping[str, int]) -> _Run:
+    """One forward; `head_sizes` are those of the whole model, where `model` is a part."""
     try:
         return _Run(model, device)
     except UnsupportedModelError:
         raise
     except Exception as error:  # whatever transformers' code raises, the user gets one sentence
-        raise UnsupportedModelError(
-            f"{name} cannot be divided over ranks: with fewer heads than its own it does not run.", remedy=_REMEDY
-        ) from error
+        sizes = ((head_sizes.get(path, size), size) for path, size in _head_sizes(model).items())
+        whole, own = next((pair for pair in sizes if pair[0] != pair[1]), (0, 0))
+        why = "with fewer heads than its own it does not run"
+        if whole:
+            why = f"its class takes the head size from the number of heads, {whole} with all and {own} with a rank's"
+        raise UnsupportedModelError(f"{name} cannot be divided over ranks: {why}.", remedy=_REMEDY) from error
+
+
+def _head_sizes(model: Any) -> dict[str, int]:
+    """By path, what attention modules say of themselves."""
+    sizes = {path: getattr(module, "head_dim", None) for path, module in model.named_modules()}
+    return {path: size for path, size in sizes.items() if isinstance(size, int)}
 
 
 def _first_difference(own: AttentionInput, whole: AttentionInput, peers: Peers) -> str | None:

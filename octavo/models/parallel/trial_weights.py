@@ -33,8 +33,8 @@ class TrialWeights:
         self._lines: dict[int, torch.Tensor] = {}
 
     def fill(self, model: Any) -> None:
-        """Give every parameter and buffer of `model` that has no values numbers that follow from its name, and move
-        the others to the device. What is one tensor stays one."""
+        """Give every parameter of `model`, and every buffer that has no values, numbers that follow from its name, and
+        move other buffers to the device. What is one tensor stays one."""
         made: dict[int, torch.Tensor] = {}
         for path, module in model.named_modules():
             for kept in (module._parameters, module._buffers):
@@ -42,8 +42,9 @@ class TrialWeights:
                     if tensor is None:
                         continue
                     if id(tensor) not in made:
-                        values = self._values(f"{path}.{name}", tensor) if tensor.is_meta else tensor.to(self._device)
                         is_parameter = isinstance(tensor, nn.Parameter)
+                        is_made = is_parameter or tensor.is_meta
+                        values = self._values(f"{path}.{name}", tensor) if is_made else tensor.to(self._device)
                         made[id(tensor)] = nn.Parameter(values, requires_grad=False) if is_parameter else values
                     kept[name] = made[id(tensor)]
 

@@ -53,6 +53,14 @@ def test_what_is_one_weight_stays_one_and_buffers_keep_their_values() -> None:
     assert model.angles.tolist() == [0, 1, 2]
 
 
+def test_parameters_that_a_class_draws_by_itself_are_the_same_on_every_rank() -> None:
+    """Some classes compute a parameter of others' values, which then has values where the others have none."""
+    drawn = [nn.ParameterDict({"bias": nn.Parameter(torch.rand(4))}) for _ in range(2)]
+    for model in drawn:
+        TrialWeights(CPU).fill(model)
+    assert torch.equal(drawn[0]["bias"], drawn[1]["bias"])
+
+
 def test_few_words_are_left_of_a_vocabulary() -> None:
     model = with_few_tokens(empty("llama", vocab_size=1000))
     assert model.get_input_embeddings().weight.shape[0] == model.get_output_embeddings().weight.shape[0] == NUM_TOKENS
