@@ -1,25 +1,32 @@
 """What ranks in processes cost: an executor's step over null ranks, and start and steps of a real pipeline.
 
-    python -m benchmarks.ranks [--ranks 1,2,8,64] [--steps 1000] [--requests 8]
+    python -m benchmarks.ranks [--ranks 1,2,8,64] [--ray 1,2] [--steps 1000] [--requests 8]
     python -m benchmarks.ranks --model demo-smollm2 --stages 1,2,3 [--rounds 3]
 
 The first form sends a decode step of some requests to null ranks, which answer with a token for each: once to a rank in
-this process, and to as many processes as asked, in turns. What is over the call in this process is the executor's. The
-second starts the model in a fresh process for each number of stages, in turns, and then decodes.
+this process, to as many processes as asked, and to as many that send back what they get and do nothing else, in turns;
+or to so many actors of Ray. What is over the call in this process is the executor's, and what the echoes take of it no
+executor of processes could save. The second form starts the model in a fresh process for each number of stages, in
+turns, and then decodes.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import select
+import socket
 import statistics
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
 
+import msgspec
+
 from benchmarks.machine import in_line, machine
 from octavo.config import EngineConfig, ModelSource, ParallelConfig, child_environment
+from octavo.executor.executor import Executor
 from octavo.executor.multiproc import MultiprocExecutor
 from octavo.kv.specs import KVCacheConfig, LayerSpec
 from octavo.messages import CachedRequests, MemoryReport, ModelRunnerOutput, Rendezvous, SchedulerOutput, StageReport
@@ -101,24 +108,81 @@ def timed(run: Callable[[SchedulerOutput], object], step: SchedulerOutput, count
     return found
 
 
-def null_steps(ranks: Sequence[int], *, num_steps: int, num_requests: int) -> dict[str, list[float]]:
+_ECHO = """
+import socket, sys
+with socket.socket(fileno=int(sys.argv[1])) as peer:
+    while data := peer.recv(65536):
+        peer.sendall(data)
+"""
+
+
+class Echoes:
+    """Processes that send back what they get. Owns: the processes, and a socket to each."""
+
+    def __init__(self, count: int) -> None:
+        self._processes: list[subprocess.Popen[bytes]] = []
+        self._peers: dict[int, socket.socket] = {}
+        self._poll = select.poll()
+        for _ in range(count):
+            ours, theirs = socket.socketpair()
+            with theirs:
+                command = [sys.executable, "-ISc", _ECHO, str(theirs.fileno())]
+                self._processes.append(subprocess.Popen(command, pass_fds=[theirs.fileno()]))
+            self._peers[ours.fileno()] = ours
+            self._poll.register(ours, select.POLLIN)
+
+    def execute_model(self, step: SchedulerOutput) -> None:
+        """As a step is done: encoded once, sent to all, and an answer awaited from each."""
+        frame = msgspec.msgpack.encode(step)
+        for peer in self._peers.values():
+            peer.sendall(frame)
+        waiting = len(self._peers)
+        while waiting:
+            for handle, _ in self._poll.poll():
+                self._peers[handle].recv(65536)
+                waiting -= 1
+
+    def shutdown(self) -> None:
+        for peer in self._peers.values():
+            peer.close()
+        for process in self._processes:
+            process.wait()
+
+
+def null_steps(
+    ranks: Sequence[int], *, num_steps: int, num_requests: int, ray: Sequence[int] = ()
+) -> dict[str, list[float]]:
     """Seconds of each step, by where the ranks live; executors take turns."""
     step = decode_step(num_requests)
     found: dict[str, list[float]] = {"in this process": []}
     own = NullRank(config_of(1), global_rank=0, local_rank=0)
-    for num_ranks in ranks:
-        executor = MultiprocExecutor(config_of(num_ranks), rank_class=_RANK)
+    for kind, num_ranks in [*(("processes", count) for count in ranks), *(("actors", count) for count in ray)]:
+        executor = _executor(kind, num_ranks)
         executor.start()
+        echoes = Echoes(num_ranks if kind == "processes" else 0)
+        sides = {"in this process": own.execute_model, f"{num_ranks} {kind}": executor.execute_model}
+        if kind == "processes":
+            sides[f"{num_ranks} echoes"] = echoes.execute_model
         try:
-            timed(executor.execute_model, step, 2 * _BATCH)
-            name = f"{num_ranks} processes"
-            found[name] = []
-            while len(found[name]) < num_steps:
-                found["in this process"] += timed(own.execute_model, step, _BATCH)
-                found[name] += timed(executor.execute_model, step, _BATCH)
+            for run in sides.values():
+                timed(run, step, 2 * _BATCH)
+            done = 0
+            while done < num_steps:
+                for name, run in sides.items():
+                    found.setdefault(name, []).extend(timed(run, step, _BATCH))
+                done += _BATCH
         finally:
+            echoes.shutdown()
             executor.shutdown()
     return found
+
+
+def _executor(kind: str, num_ranks: int) -> Executor:
+    if kind == "processes":
+        return MultiprocExecutor(config_of(num_ranks), rank_class=_RANK)
+    from octavo.executor.ray import RayExecutor
+
+    return RayExecutor(config_of(num_ranks), rank_class=_RANK)
 
 
 def quantile(seconds: Sequence[float], share: float) -> float:
@@ -177,12 +241,13 @@ def show_real_runs(model: str, stages: Sequence[int], rounds: int) -> None:
 
 
 def numbers(text: str) -> list[int]:
-    return [int(part) for part in text.split(",")]
+    return [int(part) for part in text.split(",") if part]
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--ranks", type=numbers, default=[1, 2, 8, 64])
+    parser.add_argument("--ray", type=numbers, default=[])
     parser.add_argument("--steps", type=int, default=1000)
     parser.add_argument("--requests", type=int, default=8)
     parser.add_argument("--model")
@@ -193,7 +258,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if asked.model:
         show_real_runs(asked.model, asked.stages, asked.rounds)
     else:
-        show_null_steps(null_steps(asked.ranks, num_steps=asked.steps, num_requests=asked.requests))
+        show_null_steps(null_steps(asked.ranks, num_steps=asked.steps, num_requests=asked.requests, ray=asked.ray))
 
 
 if __name__ == "__main__":
