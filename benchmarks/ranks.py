@@ -6,7 +6,8 @@
 The first form sends a decode step of some requests to null ranks, which answer with a token for each: once to a rank in
 this process, to as many processes as asked, and to as many that send back what they get and do nothing else, in turns;
 or to so many actors of Ray. What is over the call in this process is the executor's, and what the echoes take of it no
-executor of processes could save. The second form starts the model in a fresh process for each number of stages, in
+executor of processes could save. The first step of each turn finds the caches of the processor as others left them, and
+is told apart. The second form starts the model in a fresh process for each number of stages, in
 turns, and then decodes.
 """
 
@@ -20,6 +21,7 @@ import statistics
 import subprocess
 import sys
 import time
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 
 import msgspec
@@ -35,6 +37,8 @@ from octavo.worker.rank import Rank
 _RANK = f"{__name__ if __name__ != '__main__' else 'benchmarks.ranks'}:NullRank"
 _BATCH = 100
 """Steps of one executor before it is another one's turn."""
+_COLD = 3
+"""Steps of a turn that are not counted with the others."""
 
 
 class NullRank(Rank):
@@ -98,6 +102,19 @@ def config_of(num_ranks: int) -> EngineConfig:
     return EngineConfig(model=ModelSource(model="none"), parallel=ParallelConfig(pipeline_parallel_size=num_ranks))
 
 
+class Timed:
+    """Owns: seconds of steps of one executor, and of those that were the first of a turn."""
+
+    def __init__(self) -> None:
+        self.steps: list[float] = []
+        self.first: list[float] = []
+
+    def take(self, seconds: Sequence[float]) -> None:
+        """Those of one turn."""
+        self.steps += seconds[_COLD:]
+        self.first += seconds[:1]
+
+
 def timed(run: Callable[[SchedulerOutput], object], step: SchedulerOutput, count: int) -> list[float]:
     """Seconds of each call."""
     found = []
@@ -149,12 +166,10 @@ class Echoes:
             process.wait()
 
 
-def null_steps(
-    ranks: Sequence[int], *, num_steps: int, num_requests: int, ray: Sequence[int] = ()
-) -> dict[str, list[float]]:
-    """Seconds of each step, by where the ranks live; executors take turns."""
+def null_steps(ranks: Sequence[int], *, num_steps: int, num_requests: int, ray: Sequence[int] = ()) -> dict[str, Timed]:
+    """Seconds of steps, by where the ranks live; executors take turns."""
     step = decode_step(num_requests)
-    found: dict[str, list[float]] = {"in this process": []}
+    found: defaultdict[str, Timed] = defaultdict(Timed)
     own = NullRank(config_of(1), global_rank=0, local_rank=0)
     for kind, num_ranks in [*(("processes", count) for count in ranks), *(("actors", count) for count in ray)]:
         executor = _executor(kind, num_ranks)
@@ -169,7 +184,7 @@ def null_steps(
             done = 0
             while done < num_steps:
                 for name, run in sides.items():
-                    found.setdefault(name, []).extend(timed(run, step, _BATCH))
+                    found[name].take(timed(run, step, _COLD + _BATCH))
                 done += _BATCH
         finally:
             echoes.shutdown()
@@ -189,10 +204,11 @@ def quantile(seconds: Sequence[float], share: float) -> float:
     return sorted(seconds)[min(len(seconds) - 1, int(share * len(seconds)))]
 
 
-def show_null_steps(found: dict[str, list[float]]) -> None:
-    print(f"{'null ranks':>16}  {'median us':>9}  {'p99 us':>9}")
-    for name, seconds in found.items():
-        print(f"{name:>16}  {1e6 * statistics.median(seconds):9.0f}  {1e6 * quantile(seconds, 0.99):9.0f}")
+def show_null_steps(found: dict[str, Timed]) -> None:
+    print(f"{'null ranks':>16}  {'median us':>9}  {'p99 us':>9}  {'first us':>9}")
+    for name, each in found.items():
+        numbers_us = (statistics.median(each.steps), quantile(each.steps, 0.99), statistics.median(each.first))
+        print(f"{name:>16}  " + "  ".join(f"{1e6 * seconds:9.0f}" for seconds in numbers_us))
 
 
 _RUN = """
