@@ -22,7 +22,7 @@ from octavo.models.load_clock import part
 from octavo.models.parallel.layouts import Field, kept_rows, possible_layouts
 from octavo.models.parallel.rank_config import Kind, divided_fields, field_of, rank_fields, scaled, with_fields
 from octavo.models.parallel.rank_part import Cut, RankPart, owner_pattern, tensors_of
-from octavo.models.parallel.trial import Trial
+from octavo.models.parallel.trial import REMEDY, Trial, not_divided
 from octavo.models.parallel.trial_weights import TrialWeights, with_few_tokens
 from octavo.models.peers import Peers
 
@@ -30,7 +30,6 @@ Build = Callable[[Any], Any]
 Shapes = Mapping[str, torch.Size]
 
 _MOST_TRIALS = 24
-_REMEDY = "Set --tensor-parallel-size to 1, or use --pipeline-parallel-size."
 
 
 def find_part(
@@ -47,7 +46,7 @@ def find_part(
     whole = with_few_tokens(build(with_fields(config, {})))
     name = type(whole).__name__
     if math.prod(map(len, options.values())) > _MOST_TRIALS:
-        raise _refusal(name, f"has {len(options)} kinds of weights whose order is not known")
+        raise not_divided(name, f"has {len(options)} kinds of weights whose order is not known")
     weights = TrialWeights(device)
     empty = with_few_tokens(build(with_fields(config, {})))
     weights.fill(whole)
@@ -67,13 +66,7 @@ def find_part(
         if found is None:
             return RankPart(build(with_fields(config, {})), rank_config, cuts, layouts, trial.behind, peers)
         difference = difference or found
-    raise _refusal(name, difference)
-
-
-def _refusal(name: str, what: str) -> UnsupportedModelError:
-    return UnsupportedModelError(
-        f"{name} cannot be divided over ranks: divided by heads and widths, it {what}.", remedy=_REMEDY
-    )
+    raise not_divided(name, difference)
 
 
 @part("divide_model")
@@ -103,12 +96,12 @@ def find_cuts(config: Any, build: Build, num_ranks: int) -> list[Cut]:
                 raise UnsupportedModelError(
                     f"{name} has {size} rows in dimension {dim}, and one of {num_ranks} ranks would have "
                     f"{rank_sizes[name][dim]}, which are not those of whole heads or columns.",
-                    remedy=_REMEDY,
+                    remedy=REMEDY,
                 )
             cuts.append(Cut(name, dim, (owner_pattern(name), tuple(parts.items())), layouts))
     if not cuts:
         raise UnsupportedModelError(
-            "No weight of the model has fewer rows when its config says fewer heads.", remedy=_REMEDY
+            "No weight of the model has fewer rows when its config says fewer heads.", remedy=REMEDY
         )
     return cuts
 

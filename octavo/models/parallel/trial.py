@@ -8,7 +8,7 @@ a model with small weights returns, is looked for in the queries and keys themse
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -25,7 +25,9 @@ from octavo.models.peers import Peers
 
 _NUM_TOKENS = 12
 
-_REMEDY = "Set --tensor-parallel-size to 1, or use --pipeline-parallel-size."
+REMEDY = "Set --tensor-parallel-size to 1, or use --pipeline-parallel-size."
+
+_HEAD_SIZES = ("head_dim", "attention_head_size")
 
 
 class _Calls(AttentionHook):
@@ -85,7 +87,7 @@ class Trial:
     def __init__(self, whole: Any, device: torch.device) -> None:
         self._name = type(whole).__name__
         self._head_sizes = _head_sizes(whole)
-        self._whole = _run(whole, self._name, device, {})
+        self._whole = self._run(whole, device, "does not run")
         self.behind = {
             path: source
             for path, given in self._whole.vectors.items()
@@ -100,12 +102,32 @@ class Trial:
 
         Every rank gets the same answer, or all of them one that is not None.
         """
-        run = _run(divided, self._name, self._whole.logits.device, self._head_sizes)
+        other_size = self._other_head_size(divided)
+        run = self._run(divided, self._whole.logits.device, other_size or "does not run with fewer heads than its own")
         found = self._difference(run, divided, peers)
         verdict = torch.tensor([0.0 if found is None else 1.0], device=self._whole.logits.device)
         if float(peers.all_reduce(verdict)) and found is None:
-            return "computes something else on another rank"
-        return found
+            found = "computes something else on another rank"
+        return found and (other_size or found)
+
+    def _run(self, model: Any, device: torch.device, why_not: str) -> _Run:
+        """One forward; raises `UnsupportedModelError` with `why_not` when it fails."""
+        try:
+            return _Run(model, device)
+        except UnsupportedModelError:
+            raise
+        except Exception as error:  # whatever transformers' code raises, the user gets one sentence
+            raise not_divided(self._name, why_not) from error
+
+    def _other_head_size(self, divided: Any) -> str | None:
+        """What the class does where attention's head size is another one in the part; None where it is not."""
+        for path, size in _head_sizes(divided).items():
+            whole = self._head_sizes.get(path, size)
+            if size != whole:
+                return (
+                    f"takes the head size from the number of heads, {whole} with all of them and {size} with a rank's"
+                )
+        return None
 
     def _difference(self, run: _Run, divided: Any, peers: Peers) -> str | None:
         if len(run.calls) != len(self._whole.calls):
@@ -119,25 +141,21 @@ class Trial:
         return "computes other logits" if _differ(run.logits, self._whole.logits) else None
 
 
-def _run(model: Any, name: str, device: torch.device, head_sizes: Mapping[str, int]) -> _Run:
-    """One forward; `head_sizes` are those of the whole model, where `model` is a part."""
-    try:
-        return _Run(model, device)
-    except UnsupportedModelError:
-        raise
-    except Exception as error:  # whatever transformers' code raises, the user gets one sentence
-        sizes = ((head_sizes.get(path, size), size) for path, size in _head_sizes(model).items())
-        whole, own = next((pair for pair in sizes if pair[0] != pair[1]), (0, 0))
-        why = "with fewer heads than its own it does not run"
-        if whole:
-            why = f"its class takes the head size from the number of heads, {whole} with all and {own} with a rank's"
-        raise UnsupportedModelError(f"{name} cannot be divided over ranks: {why}.", remedy=_REMEDY) from error
+def not_divided(name: str, what: str) -> UnsupportedModelError:
+    """The error for a class `name`, and what it does when it is divided."""
+    return UnsupportedModelError(
+        f"{name} cannot be divided over ranks: divided by heads and widths, it {what}.", remedy=REMEDY
+    )
 
 
 def _head_sizes(model: Any) -> dict[str, int]:
     """By path, what attention modules say of themselves."""
-    sizes = {path: getattr(module, "head_dim", None) for path, module in model.named_modules()}
-    return {path: size for path, size in sizes.items() if isinstance(size, int)}
+    return {
+        path: size
+        for path, module in model.named_modules()
+        for name in _HEAD_SIZES
+        if isinstance(size := getattr(module, name, None), int)
+    }
 
 
 def _first_difference(own: AttentionInput, whole: AttentionInput, peers: Peers) -> str | None:
