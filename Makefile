@@ -9,6 +9,7 @@
 #   make bench       the quick measurements, under ten minutes; BENCH_PEERS=DIR adds other engines (docs/performance.md)
 #   make docs        rewrite the generated parts of the documents
 #   make models      rewrite docs/models.md: which models run, and why the others do not
+#   make divided     rewrite docs/divided.md: which models run with each layer divided over ranks
 #   make clean       remove the environment and every generated file
 
 PYTHON ?= python3
@@ -25,7 +26,7 @@ SPREAD := -n auto --dist loadgroup --no-loadscope-reorder
 SOURCES := octavo tests tools benchmarks
 
 .DEFAULT_GOAL := help
-.PHONY: help demo check lint test test-long oracle bench docs models format clean
+.PHONY: help demo check lint test test-long oracle bench docs models divided format clean
 
 help:
 	@sed -n 's/^#   //p' Makefile
@@ -60,6 +61,9 @@ docs: $(VENV)/.dev
 
 models: $(VENV)/.dev
 	@$(BIN)/python -m tools.models_page
+
+divided: $(VENV)/.dev
+	@$(BIN)/python -m tools.divided_page
 
 format: $(VENV)/.dev
 	@$(BIN)/ruff format -q $(SOURCES)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -15,7 +17,7 @@ from octavo.config import EngineConfig
 from octavo.errors import ExecutorError
 from octavo.executor.executor import Executor
 from octavo.messages import ModelRunnerOutput, Rendezvous, SchedulerOutput
-from octavo.models import loader
+from octavo.models import loader, score_stand_in
 from octavo.worker.worker import Worker
 from octavo.worker.wrapper import WorkerWrapper
 
@@ -33,6 +35,40 @@ def one_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
 
     for name in ("_load_weights", "_empty_model", "find_model"):
         monkeypatch.setattr(loader, name, guarded(getattr(loader, name)))
+    _masks_by_thread(monkeypatch)
+
+
+def _masks_by_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let each thread replace transformers' mask functions for itself, as a rank's process does."""
+    functions: Any = score_stand_in.MASK_FUNCTIONS
+    own = {name: functions[name] for name in score_stand_in.OWN_ATTENTION}
+    replaced: defaultdict[int, list[dict[str, Any]]] = defaultdict(list)
+
+    def chosen(name: str) -> Callable[..., Any]:
+        def make(*args: Any, **kwargs: Any) -> Any:
+            stack = replaced[threading.get_ident()]
+            if not stack:
+                return own[name](*args, **kwargs)
+            top = stack.pop()  # which may ask for what it replaces
+            try:
+                return top[name](*args, **kwargs)
+            finally:
+                stack.append(top)
+
+        return make
+
+    @contextmanager
+    def replace(replacement: Callable[[str], Callable[..., Any]]) -> Iterator[None]:
+        stack = replaced[threading.get_ident()]
+        stack.append({name: replacement(name) for name in own})
+        try:
+            yield
+        finally:
+            stack.pop()
+
+    for name in own:
+        monkeypatch.setitem(functions, name, chosen(name))
+    monkeypatch.setattr(score_stand_in, "_mask_functions", replace)
 
 
 class ThreadExecutor(Executor):

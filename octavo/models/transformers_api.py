@@ -206,6 +206,12 @@ class WeightConversions:
             for name in ordered
         }
 
+    def are_told_apart_by_size(self, pattern: str) -> bool:
+        """Whether the conversion makes several parameters of one tensor, and looks up in the model how long each is."""
+        split: Any = sys.modules[_LOADING].Split
+        found = next(entry for entry in self._converters if pattern in entry.source_patterns)
+        return any(isinstance(operation, split) for operation in found.operations)
+
     def convert(self, parameter: str, sources: Iterable[tuple[str, str, torch.Tensor]]) -> torch.Tensor | None:
         """What `parameter` becomes of tensors, each given with its name and pattern; None where that fails or gives
         several parameters."""

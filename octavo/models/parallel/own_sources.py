@@ -13,8 +13,10 @@ from typing import NamedTuple
 
 import torch
 
+from octavo.errors import UnsupportedModelError
 from octavo.models.parallel.layouts import Layout, keep
 from octavo.models.parallel.rank_part import RankPart, owner_pattern
+from octavo.models.parallel.trial import REMEDY
 from octavo.models.peers import Peers
 from octavo.models.transformers_api import WeightConversions
 
@@ -34,11 +36,20 @@ class _Source(NamedTuple):
 def own_sources(
     weights: Mapping[str, torch.Tensor], conversions: WeightConversions, part: RankPart
 ) -> dict[str, torch.Tensor]:
-    """`weights`, by the checkpoint's names, cut to what the rank's `part` needs wherever that is known."""
+    """`weights`, by the checkpoint's names, cut to what the rank's `part` needs wherever that is known.
+
+    Raises `UnsupportedModelError` for a tensor of several weights that transformers would part by a rank's sizes.
+    """
     own = dict(weights)
     converted: dict[str, list[_Source]] = {}
     for name, (parameter, pattern) in conversions.parameters_of(weights).items():
         if pattern is not None:
+            if part.cuts_of(parameter) and conversions.are_told_apart_by_size(pattern):
+                raise UnsupportedModelError(
+                    f"{name} holds several weights one after the other, and transformers tells them apart by their "
+                    "sizes in the model, which are smaller in a rank's part.",
+                    remedy=REMEDY,
+                )
             converted.setdefault(parameter, []).append(_Source(name, pattern, weights[name]))
         elif weights[name].shape == part.whole_shape(parameter):
             own[name] = part.keep(parameter, weights[name])
