@@ -220,15 +220,14 @@ class EngineCore:
             if not isinstance(error, Exception):
                 raise
             is_plain = isinstance(error, OctavoError) and error.__cause__ is None
-            logger.error(
-                "Step %d failed, and its %d requests end: %s",
-                step.step,
-                len(outputs.outputs),
-                error,
-                exc_info=None if is_plain else error,
-            )
+            what = f"Step {step.step} failed, and its {len(outputs.outputs)} requests end: {error}"
+            logger.error("%s", what, exc_info=None if is_plain else error)
             self._settle_grammars(outputs, refused)
             return outputs
+
+    def check_ranks(self) -> None:
+        """Raise `ExecutorError` when the ranks are gone, so that nothing can run any more."""
+        self._executor.check_health()
 
     def _for_ranks(self, step: SchedulerOutput) -> SchedulerOutput:
         """`step`, which in a pipeline tells the stages that do not sample what the last one did."""

@@ -73,6 +73,9 @@ class RunnableCore(Protocol):
     def step(self) -> EngineCoreOutputs:
         """Run one step."""
 
+    def check_ranks(self) -> None:
+        """Raise when nothing can run any more."""
+
     def reset_prefix_cache(self) -> bool:
         """Forget all cached prefixes, unless a request holds blocks."""
 
@@ -145,6 +148,8 @@ class CoreLoop:
             outputs = core.step()
             self._has_aborted = False
             self._send(msgspec.structs.replace(outputs, step_s=time.perf_counter() - started))
+            if any(output.error is not None for output in outputs.outputs):
+                core.check_ranks()  # without them the process ends, so that whoever started it starts another one
 
     def _take(self, core: RunnableCore, message: ToCore) -> None:
         match message:

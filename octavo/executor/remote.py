@@ -43,6 +43,8 @@ class RemoteExecutor(Executor):
         self._rank_class = rank_class
         self._silence_s = silence_s
         self._end: weakref.finalize[Any, Any] | None = None
+        self._ended_by: ExecutorError | None = None
+        """Why a step failed last: where no rank is left, that is why."""
 
     @property
     @abstractmethod
@@ -65,6 +67,7 @@ class RemoteExecutor(Executor):
         """As in the contract. A failed start leaves nothing running."""
         if self.num_ranks:
             raise ExecutorError("The executor was started twice.", remedy="Call shutdown first.")
+        self._ended_by = None
         try:
             with self._meeting():
                 self.collective_rpc("init_device")
@@ -85,7 +88,12 @@ class RemoteExecutor(Executor):
 
     def execute_model(self, step: SchedulerOutput) -> ModelRunnerOutput:
         self._check_running()
-        output: ModelRunnerOutput = decode_last("execute_model", self._ask(encode_call("execute_model", (step,)), None))
+        try:
+            answers = self._ask(encode_call("execute_model", (step,)), None)
+            output: ModelRunnerOutput = decode_last("execute_model", answers)
+        except ExecutorError as error:
+            self._ended_by = error
+            raise
         return output
 
     def check_health(self) -> None:
@@ -94,4 +102,6 @@ class RemoteExecutor(Executor):
 
     def _check_running(self) -> None:
         if not self.num_ranks:
+            if self._ended_by is not None:
+                raise ExecutorError(f"No rank is running any more. {self._ended_by.fact}", remedy=self._ended_by.remedy)
             raise ExecutorError("The executor is not running.", remedy="Call start first.")

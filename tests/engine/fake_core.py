@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from octavo.engine.core_client import EngineCoreClient
-from octavo.errors import RequestError
+from octavo.errors import ExecutorError, RequestError
 from octavo.messages import (
     CoreState,
     EngineCoreOutput,
@@ -39,6 +39,11 @@ class FakeCore(EngineCoreClient):
         self.aborted: list[str] = []
         self.num_steps = 0
         self.is_shut_down = False
+        self.has_ranks = True
+
+    def check_ranks(self) -> None:
+        if not self.has_ranks:
+            raise ExecutorError("All ranks were stopped.", remedy="Start the engine again.")
 
     def add_request(self, request: EngineCoreRequest) -> None:
         if request.request_id == self._refuse:

@@ -211,6 +211,27 @@ def test_a_core_that_breaks_says_why_and_ends(context: zmq.Context[Any], caplog:
     assert core.is_shut_down
 
 
+def test_a_core_whose_ranks_are_gone_tells_the_failed_requests_and_ends(context: zmq.Context[Any]) -> None:
+    """As long as they are there, a request that failed is no reason to end."""
+    core = FakeCore(lambda request: request.prompt_token_ids, fail="failing")
+    core.plan, core.model_config = FAKE_PLAN, FAKE_MODEL
+    front = Front(context, lambda config, on_stage: core)
+    front.tell(START)
+    front.tell(AddRequests(requests=[_request("failing")]))
+    front.hear_until(EngineCoreOutputs)
+    front.tell(AddRequests(requests=[_request("well", max_tokens=1)]))
+    front.hear_until(EngineCoreOutputs)
+    core.has_ranks = False
+    front.tell(AddRequests(requests=[_request("failing")]))
+    heard = front.hear_until(CoreFailed)
+    assert [output.error for news in heard if isinstance(news, EngineCoreOutputs) for output in news.outputs] == [
+        "It broke."
+    ]
+    assert isinstance(heard[-1], CoreFailed) and heard[-1].error.fact == "All ranks were stopped."
+    assert front.ended() == 1
+    assert core.is_shut_down
+
+
 def test_nothing_starts_unless_it_is_told_what(context: zmq.Context[Any]) -> None:
     front = Front(context, lambda config, on_stage: _core())
     front.tell(StopCore())

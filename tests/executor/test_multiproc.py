@@ -67,7 +67,7 @@ def test_a_rank_that_is_gone_ends_all(kind: str, says: str) -> None:
         assert time.monotonic() - before < 8
         assert caught.value.numbers["rank"] == 1
         assert not ranks_of(os.getpid())
-        with pytest.raises(ExecutorError, match="is not running"):
+        with pytest.raises(ExecutorError, match=f"No rank is running any more. {says}"):
             executor.execute_model(STEP)
 
 
