@@ -76,8 +76,10 @@ class AttentionProbe:
         self.position_input = PositionInput.of(self._base, counting)
 
     @part("examine_again")
-    def check_independence(self) -> None:
+    def check_independence(self, *, is_divided: bool = False) -> None:
         """Run again with repeated tokens; raises `UnsupportedModelError` unless each comes out as it did alone.
+
+        Of a model that is divided among ranks all ranks run as many forwards, whatever each of them finds.
 
         Leaves a model that calls the interface set to `ATTENTION_NAME`: from now on it makes no masks.
         """
@@ -90,6 +92,11 @@ class AttentionProbe:
         if where is None:
             self._check_far_positions()
             return
+        if is_divided:
+            raise UnsupportedModelError(
+                f"{where} lets a token's own vectors depend on its neighbours, its place or the longest sequence.",
+                remedy="Run the model on one rank, which tells on what.",
+            )
         # Which of the three differences between the forwards was it?
         counted = torch.arange(NUM_PROBE_TOKENS, device=self._tokens.device)
         if not self.position_input.takes_positions:

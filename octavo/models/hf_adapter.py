@@ -211,7 +211,7 @@ def adapt_model(
                 replaced = replace_modules(model, probe.seen._replace(linears=linears), heads)
             expand_used(model)
             with (recorder := DecoderRecorder(model.get_submodule(probe.base_path), stage)).watch():
-                probe.check_independence()
+                probe.check_independence(is_divided=is_divided(model))
             decoder = None if is_divided(model) else recorder.decoder()
         states = bind_mixers(mixers, model_config, block_size=block_size, dtype=kv_cache_dtype)
     layers: dict[str, AttentionLayer] = {}

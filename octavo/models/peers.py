@@ -35,10 +35,16 @@ class Peers:
         return len(self.global_ranks)
 
     def all_reduce(self, tensor: torch.Tensor) -> torch.Tensor:
-        """`tensor` (contiguous), which becomes the sum of all members' tensors, in place: the same bits on each."""
+        """`tensor` (contiguous), which becomes the sum of all members' tensors, in place: the same bits on each.
+
+        The order in which more than two are added depends on where in the tensor a number lies, so numbers of 16 bits
+        are added in 32 and rounded once: a token's sum does not depend on its neighbours then.
+        """
+        is_wide = self.size > 2 and tensor.dtype in (torch.bfloat16, torch.float16)
+        total = tensor.float() if is_wide else tensor
         with self._talking("add up"):
-            self._backend.allreduce([tensor]).wait()
-        return tensor
+            self._backend.allreduce([total]).wait()
+        return tensor.copy_(total) if is_wide else tensor
 
     def all_gather(self, tensor: torch.Tensor) -> list[torch.Tensor]:
         """All members' tensors, in order; they have one shape and are contiguous."""

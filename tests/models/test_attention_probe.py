@@ -175,6 +175,21 @@ def test_a_replacement_that_computes_something_else_is_noticed() -> None:
             found.check_independence()
 
 
+def test_a_rank_that_refuses_leaves_no_other_waiting() -> None:
+    """All ranks of a divided model run as many forwards, since they meet in each."""
+    model = build("llama", COMMON)
+    forwards: list[int] = []
+    with torch.inference_mode():
+        found = AttentionProbe(model, length=96, vocab_size=100)
+        model.model.register_forward_pre_hook(lambda _module, _inputs: forwards.append(1))
+        found.check_independence(is_divided=True)
+        num_forwards = len(forwards)
+        model.model.layers[1].self_attn.k_proj.weight.data.mul_(1.01)
+        with pytest.raises(UnsupportedModelError, match=r"Layer 1 lets .* Run the model on one rank"):
+            found.check_independence(is_divided=True)
+    assert len(forwards) == 2 * num_forwards
+
+
 def test_nothing_stays_on_the_model(tmp_path: Path) -> None:
     model = build("llama", COMMON)
     probe(model)

@@ -43,6 +43,21 @@ def test_sums_are_the_same_bits_on_each(dtype: torch.dtype) -> None:
         member.close()
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_a_sum_of_16_bits_depends_on_no_place(dtype: torch.dtype) -> None:
+    """Whichever order they are added in: 1, and twice what is lost when it is added to 1."""
+    peers = make_peers(3)
+    small = torch.finfo(dtype).eps / 2
+    numbers = [1.0, small, small]
+    with ThreadPoolExecutor(3) as pool:
+        sums = list(
+            pool.map(lambda member: member.all_reduce(torch.full((64,), numbers[member.index]).to(dtype)), peers)
+        )
+    assert (sums[0] == 1 + torch.finfo(dtype).eps).all(), sums[0]
+    for member in peers:
+        member.close()
+
+
 def test_one_tensor_for_all_and_one_for_one() -> None:
     peers = make_peers(3)
 
