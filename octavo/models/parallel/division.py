@@ -74,7 +74,7 @@ def find_cuts(config: Any, build: Build, num_ranks: int) -> list[Cut]:
     """What `num_ranks` ranks divide of the weights and buffers of the model that `build` makes of `config`."""
     fields = divided_fields(config)
     base, slopes = _sizes(build(with_fields(config, {}))), _slopes(config, fields, build)
-    rank_sizes = _sizes(build(with_fields(config, rank_fields(config, fields, num_ranks))))
+    rank_sizes = _sizes(_build_part(config, fields, build, num_ranks))
     head_size = field_of(with_fields(config, {}), "head_dim") or 1
     cuts = []
     for name, shape in base.items():
@@ -104,6 +104,20 @@ def find_cuts(config: Any, build: Build, num_ranks: int) -> list[Cut]:
             "No weight of the model has fewer rows when its config says fewer heads.", remedy=REMEDY
         )
     return cuts
+
+
+def _build_part(config: Any, fields: Mapping[str, Kind], build: Build, num_ranks: int) -> Any:
+    """The class with what a rank has of it; one that takes no such numbers is refused, and they are named."""
+    own = rank_fields(config, fields, num_ranks)
+    try:
+        return build(with_fields(config, own))
+    except UnsupportedModelError as error:
+        name = type(build(with_fields(config, {}))).__name__
+        numbers = ", ".join(f"{field} {value}" for field, value in own.items() if fields.get(field) != "width")
+        raise UnsupportedModelError(
+            f"{name} cannot be built with the heads that one of {num_ranks} ranks would have ({numbers}).",
+            remedy=REMEDY,
+        ) from error
 
 
 def _number(value: Any, name: str) -> int:

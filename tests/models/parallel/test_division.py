@@ -132,6 +132,8 @@ def test_a_model_whose_head_size_follows_from_its_heads_is_refused(
     sizes = "it takes the head size from the number of heads, 8 with all of them and 16 with a rank's."
     for name in ("stablelm", "bert"):
         assert sizes in walk(name, tmp_path, num_ranks=2).refusal
+    refusal = walk("diffllama", tmp_path, num_ranks=2).refusal
+    assert "cannot be built with the heads that one of 2 ranks would have" in refusal and "key_value_heads 1" in refusal
 
 
 def test_a_dimension_that_is_not_of_heads_alone_is_refused_by_name() -> None:
