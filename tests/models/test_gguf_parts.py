@@ -23,6 +23,8 @@ from tests.models.parallel.parts import build, parts_of
 
 QUICK = ("llama", "gemma3", "qwen3moe", "gpt-oss", "phi3")
 
+TOO_MIXED = ("gemma4 with shared layers", "gemma4 with experts")
+"""Their few layers are of so many kinds that not all orders of weights can be tried."""
 NOT_DIVIDED = ("gpt2", "bloom", "gptneox", "phi2", "falcon", "starcoder", "stablelm", "mamba", "lfm2")
 """Of which no rank can have a part."""
 
@@ -39,8 +41,9 @@ def test_parts_are_those_of_whole_tensors(name: str, tmp_path: Path) -> None:
     whole = read_gguf_weights(files.weight_paths, shapes, config, torch.float32).parameters
     try:
         parts = parts_of(model_class, config, 2)
-    except UnsupportedModelError:
-        assert case.architecture in NOT_DIVIDED
+    except UnsupportedModelError as error:
+        is_too_mixed = name in TOO_MIXED and "kinds of weights whose order is not known" in error.fact
+        assert is_too_mixed or case.architecture in NOT_DIVIDED
         return
     num_cut = 0
     for part in parts:
