@@ -57,7 +57,7 @@ def run(flags: Mapping[str, Any]) -> None:
 
 
 def _result_path(flags: Mapping[str, Any], model: str) -> Path | None:
-    """Where the document goes beside stdout; None for nowhere."""
+    """The file that keeps the document, too; None where neither a name nor --save-result asks for one."""
     name = flags["result_file"]
     if name is None and not flags["save_result"]:
         return None
